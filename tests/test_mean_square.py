@@ -6,11 +6,13 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import opswap
 from counted import counts, kernels
@@ -94,9 +96,24 @@ def test_zeros_infinities_and_not_a_number() -> None:
 
 def test_range() -> None:
     """Squares beyond the range of float32 are infinite or zero, as torch's."""
-    for scale in (1e-25, 1e-10, 1e10, 1e25):
+    for scale in (1e-25, 3e-20, 1e-19, 1e-10, 1e10, 1e19, 1e25):
         x = torch.randn(3, 50) * scale
         torch.testing.assert_close(F.over_mean_square(x), stock(x), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_checkpoint_in_another_way(first: bool) -> None:
+    """The kernel runs in one of both forwards alone."""
+    x = torch.randn(3, 5, requires_grad=True)
+    calls = iter((first, not first))
+
+    def function(y: Tensor) -> Tensor:
+        with opswap.disabled() if next(calls) else nullcontext():
+            return F.over_mean_square(y)
+
+    checkpoint(function, x, use_reentrant=False).square().sum().backward()
+    (want,) = torch.autograd.grad(stock(x).square().sum(), x)
+    torch.testing.assert_close(x.grad, want)
 
 
 def test_errors() -> None:

@@ -364,7 +364,9 @@ def test_lprnet() -> None:
         x = torch.randn(1, 3, 24, 94)
         torch.testing.assert_close(model(x.contiguous(memory_format=LAST)), stock(x), rtol=1e-4, atol=1e-4)
     counts = opswap.stats()["kernel"]
-    assert counts["conv_chain"] == 9  # those behind the bottlenecks are joined with what follows; the head's own
+    assert (
+        counts["conv_chain"] == 9
+    )  # those behind the bottlenecks are joined with what follows; the head's own
     assert "batch_norm" not in counts
 
 

@@ -153,6 +153,18 @@ def test_across_blocks(name: str) -> None:
     assert kernels() == 0
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_convolution_called_twice(training: bool) -> None:
+    """The pool runs once, behind the last of both calls."""
+    conv = nn.Conv2d(16, 16, 1)
+    layers = (conv, nn.BatchNorm2d(16), nn.ReLU(), conv, nn.BatchNorm2d(16), nn.ReLU())
+    stock = nn.Sequential(*layers, nn.MaxPool2d(2)).train(training)
+    model, x = swapped(stock), torch.randn(2, 16, 8, 8)
+    assert_same(model, stock, x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), stock(x), rtol=1e-4, atol=1e-5)
+
+
 def test_shufflenet() -> None:
     model = swapped(opswap.models.shufflenet_v2_x0_5(num_classes=4), memory_format=torch.channels_last)
     opswap.reset_stats()

@@ -61,9 +61,10 @@ static int run(osw_call *call)
         return -1;
     osw_mean_square_choose(job, call->backward, osw_norm_calls);
     const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
-    (call->backward ? osw_mean_square_backward : osw_mean_square_forward)(job, memory);
+    const bool written =
+        (call->backward ? osw_mean_square_backward : osw_mean_square_forward)(job, memory);
     osw_run_end(running);
-    return 0;
+    return written ? 0 : -1;
 }
 
 enum { F_INPUT, F_TRAINS, F_COUNT };

@@ -5,6 +5,8 @@
 #include "norm/holds.h"
 
 #include <assert.h>
+#include <float.h>
+#include <math.h>
 
 void osw_mean_square_choose(osw_mean_square_job *job, bool backward, uint64_t *calls)
 {
@@ -28,9 +30,12 @@ static void write_images(int64_t begin, int64_t end, void *context)
     job->write(&job->norm.norm, &part);
 }
 
-/* y = x * scale, or dx = dy * scale + x * tilt. */
-static void write(osw_mean_square_job *job, double scale, double tilt)
+/* y = x * scale, or dx = dy * scale + x * tilt. False, and nothing written, for factors that floats
+ * do not hold. */
+static bool write(osw_mean_square_job *job, double scale, double tilt)
 {
+    if (!(scale <= FLT_MAX && (scale >= FLT_MIN || scale == 0) && fabs(tilt) <= FLT_MAX))
+        return false;
     osw_norm *n = &job->norm.norm;
     double zero = 0;
     n->center = n->shift = n->offset = &zero;
@@ -38,6 +43,7 @@ static void write(osw_mean_square_job *job, double scale, double tilt)
     n->tilt = &tilt;
     const int64_t bytes = n->positions * osw_dtype_bytes(job->norm.dtype);
     osw_parallel_for(n->images, osw_grain(bytes), write_images, job);
+    return true;
 }
 
 /* sum(dy * x): about a center of 0, and of a deviation of 1, a normalisation's gradient of the
@@ -57,15 +63,15 @@ static double count_of(const osw_mean_square_job *job)
     return (double)(job->norm.norm.images * job->norm.norm.positions);
 }
 
-void osw_mean_square_forward(osw_mean_square_job *job, double *scratch)
+bool osw_mean_square_forward(osw_mean_square_job *job, double *scratch)
 {
     job->norm.norm.dy = job->norm.norm.x;
     job->mean_square = product(job, scratch) / count_of(job);
-    write(job, 1 / job->mean_square, 0);
+    return write(job, 1 / job->mean_square, 0);
 }
 
-void osw_mean_square_backward(osw_mean_square_job *job, double *scratch)
+bool osw_mean_square_backward(osw_mean_square_job *job, double *scratch)
 {
     const double m = job->mean_square;
-    write(job, 1 / m, -2 * product(job, scratch) / (count_of(job) * m * m));
+    return write(job, 1 / m, -2 * product(job, scratch) / (count_of(job) * m * m));
 }

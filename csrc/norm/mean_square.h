@@ -20,10 +20,10 @@ typedef struct osw_mean_square_job {
 /* As osw_norm_choose, behind osw_norm_prepare. */
 void osw_mean_square_choose(osw_mean_square_job *job, bool backward, uint64_t *calls);
 
-/* y and mean_square. */
-void osw_mean_square_forward(osw_mean_square_job *job, double *scratch);
+/* y and mean_square. False, and no y, if floats do not hold the quotient of 1 and it. */
+bool osw_mean_square_forward(osw_mean_square_job *job, double *scratch);
 
-/* dx, of mean_square. */
-void osw_mean_square_backward(osw_mean_square_job *job, double *scratch);
+/* dx, of mean_square. False, and no dx, if floats do not hold its factors. */
+bool osw_mean_square_backward(osw_mean_square_job *job, double *scratch);
 
 #endif

@@ -160,10 +160,10 @@ def _apply_parts(input: Tensor, links: Sequence[FoldedLink], pool: Pooling | Non
     """Each convolution, and each normalisation with its activation, for itself; the last one with the pool."""
     if _grad_enabled():
         _drop_frozen(links[0][0])
-    for convolution, norm, activation in links:
+    for i, (convolution, norm, activation) in enumerate(links, 1):
         input = convolution(input)
         # No other code reads the result of the convolution.
-        if norm is not None and pool is not None and convolution is links[-1][0]:
+        if norm is not None and pool is not None and i == len(links):
             input = apply_norm_pool(norm, input, activation, pool)
         elif norm is not None:
             alone = not norm.training and not (_grad_enabled() and input.requires_grad)

@@ -34,13 +34,14 @@ class OverMeanSquare(Function):
         if made is NotImplemented:
             raise DeclinedError
         output, ctx.mean_square = made
-        ctx.save_for_backward(input)
+        # As many tensors as torch's operators save, and of their kinds: a checkpoint may run these at the second time.
+        ctx.save_for_backward(input, input.new_tensor(ctx.mean_square), input)
         count_kernel(_NAME)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
-        (input,) = ctx.saved_tensors
+        input, *_ = ctx.saved_tensors
         if plain_eager() and not torch.is_grad_enabled():
             if grad_output.stride() != input.stride():  # behind a cat, a part of its gradient
                 grad_output = dense_copy(grad_output, suggest_memory_format(input))
