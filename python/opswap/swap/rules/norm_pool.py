@@ -30,7 +30,7 @@ _FUNCTIONS = (torch_functional.max_pool2d, torch.max_pool2d)
 
 def is_max_pool(module: nn.Module) -> bool:
     """True for torch's own pool that returns its maxima alone."""
-    return type(module) in POOLS and module.return_indices is False
+    return isinstance(module, POOLS) and type(module) in POOLS and module.return_indices is False
 
 
 def pooling(module: nn.MaxPool2d) -> Pooling:
