@@ -185,6 +185,16 @@ def test_convolutions() -> None:
     assert "batch of images" in why(nn.Conv2d(16, 16, 1), torch.randn(16, 4, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_few_channels_in_16_bits(dtype: torch.dtype) -> None:
+    """Unless it is computed in float32 there, as on CPUs without instructions for the dtype."""
+    rules = [r for r in DEFAULT if r.name == "depthwise_conv"]
+    model = opswap.swap(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)), rules=rules).to(dtype)
+    x = torch.randn(2, 4, 8, 8, dtype=dtype).contiguous(memory_format=LAST)
+    kept = [o.reason for o in opswap.explain(model, x).outcomes if not o.ran]
+    assert all("fewer than 8 channels" in reason for reason in kept)
+
+
 def test_rules_of_inference_say_so() -> None:
     model = opswap.swap(Block())
     names = {r.name for r in DEFAULT if r.inference}
