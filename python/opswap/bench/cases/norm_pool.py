@@ -77,7 +77,8 @@ def _build(
     direction: str,
 ) -> dict[str, Step]:
     weight, bias = (torch.rand(size[1]).add(0.5).requires_grad_() for _ in range(2))
-    x = away_from_the_kink(torch.randn(size), weight, bias)
+    x = torch.randn(size).mul(4).round().div(4)  # in 16 bits each form rounds: neighbours stay equal or apart
+    x = away_from_the_kink(x, weight, bias)
     x = x.to(dtype).contiguous(memory_format=memory_format).requires_grad_()
     training = direction != "inference"
     forms = {

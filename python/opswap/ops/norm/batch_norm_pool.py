@@ -32,8 +32,10 @@ _Sides = int | Sequence[int]
 
 def _repays(input: Tensor, output: Tensor) -> bool:
     """True if the gradient by strips is faster than those of both operations: it takes the values that the pool has
-    chosen from the input one by one, which takes longer than all values in order if each is chosen several times."""
-    return 2 * output.numel() <= input.numel()
+    chosen from the input one by one, which takes longer than all values in order if each is chosen several times, or
+    if planes of 16 bits are converted one value at a time."""
+    alone = input.element_size() == 2 and input.is_contiguous()
+    return not alone and 2 * output.numel() <= input.numel()
 
 
 class BatchNormActMaxPool(Function):
