@@ -32,7 +32,7 @@ from opswap._table import table
 __all__ = ["add"]
 
 _FAMILIES = (
-    "channels, pool, norm, group_norm, layer_norm, dropout, linear, pointwise, depthwise, conv, chain, batch, rules, "
+    "channels, pool, norm, norm_pool, group_norm, layer_norm, dropout, linear, pointwise, depthwise, conv, chain, batch, rules, "
     "merge, models, half, finders, compiled, peers"
 )
 _EXAMPLES = """
