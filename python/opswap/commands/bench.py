@@ -32,8 +32,8 @@ from opswap._table import table
 __all__ = ["add"]
 
 _FAMILIES = (
-    "channels, pool, norm, norm_pool, group_norm, layer_norm, dropout, linear, pointwise, depthwise, conv, chain, batch, rules, "
-    "merge, models, half, finders, compiled, peers"
+    "channels, pool, norm, norm_pool, group_norm, layer_norm, dropout, linear, pointwise, depthwise, conv, chain, "
+    "batch, rules, merge, models, half, finders, compiled, peers"
 )
 _EXAMPLES = """
 bench channels --threads 1 2 --json channels.json --plot channels.png
