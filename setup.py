@@ -83,7 +83,7 @@ if sanitize:
 
 # The extension with NumPy has these, and of core what they need.
 with_numpy = [Path("csrc/batch"), Path("csrc/binding_np")]
-shared = [Path("csrc/core/isa.c")]
+shared = [Path("csrc/core/isa.c"), Path("csrc/core/prefetch.c")]
 
 
 def is_for_numpy(path):

@@ -414,3 +414,24 @@ def test_narrow_padding_beside_many_rows(
             options = {"mean": MEAN, "std": STD, "value": value, "dtype": dtype}
             got = shapes.batch_images(form, size, memory_format=memory_format, **options).images
             assert_same_bits(got, reference(plain, size, dtype, 1 / 255, MEAN, STD, value))
+
+
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_batches_beyond_the_caches(dtype: torch.dtype, memory_format: torch.memory_format, seed: int) -> None:
+    """Some CPUs write them in strips of rows: whole images, padded ones, and one that ends within the first strip."""
+    generator = np.random.default_rng(seed)
+    images = [
+        image((*s, 3), "uint8", generator) for s in ((701, 1040), (350, 333), (1, 1), (701, 1039), (60, 1040))
+    ]
+    images[3] = images[3][::-1, :, ::-1]
+    options = {} if dtype is torch.uint8 else {"mean": MEAN, "std": STD}
+    want = reference(
+        images, (701, 1040), dtype, None if dtype is torch.uint8 else 1 / 255, *options.values(), value=3
+    )
+    for out in (None, torch.empty(5 * 3 * 701 * 1040 + 1, dtype=dtype)[1:].view(5, 3, 701, 1040)):
+        if out is not None and memory_format is torch.channels_last:
+            out = out.view(5, 701, 1040, 3).permute(0, 3, 1, 2)
+        given = {"value": 3, "dtype": dtype, "memory_format": memory_format, "out": out, **options}
+        got = shapes.batch_images(images, (701, 1040), **given).images
+        assert_same_bits(got, want)

@@ -10,6 +10,8 @@
  *     normalize   y = (x * scale - mean[c]) / std[c]      every operation rounded to float
  *     move        y = x, any bits (x8, x16, x32: elements of so many bits); pixels only of x8, for
  *                 any elements in their order
+ *     stream      pixels only of x8: as move, around the caches; with no pixels it waits until
+ *                 other threads see all that was written so
  *
  * y is rounded to nearest, ties to even, if the dtype of the batch is not float. Of bytes, a
  * kernel may compute it in another form, and round ties away from zero, if the factors allow it:
@@ -65,7 +67,8 @@ typedef void osw_batch_fn(const osw_batch_factors *factors, const void *from, vo
     X(move_planes, x8)                                                                             \
     X(move_planes, x16)                                                                            \
     X(move_planes, x32)                                                                            \
-    X(move_pixels, x8)
+    X(move_pixels, x8)                                                                             \
+    X(stream_pixels, x8)
 
 #define OSW_BATCH_ID(operation, dtype) OSW_BATCH_##operation##_##dtype,
 typedef enum osw_batch_id { OSW_BATCH_VARIANTS(OSW_BATCH_ID) OSW_BATCH_COUNT } osw_batch_id;

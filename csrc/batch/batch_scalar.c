@@ -37,6 +37,14 @@ static void osw_move_pixels_x8__scalar(const osw_batch_factors *f, const void *f
     memcpy(to, from, (size_t)(pixels * f->channels));
 }
 
+static void osw_stream_pixels_x8__scalar(const osw_batch_factors *f, const void *from, void *to,
+                                         int64_t pixels, int64_t step)
+{
+    (void)step;
+    if (pixels)
+        memcpy(to, from, (size_t)(pixels * f->channels));
+}
+
 #define FILL(operation, dtype)                                                                     \
     table[OSW_BATCH_##operation##_##dtype] = osw_##operation##_##dtype##__scalar;
 

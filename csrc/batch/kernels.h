@@ -28,4 +28,5 @@ void TIERED(osw_batch_fill)(osw_batch_fn **table)
     FILL(move_planes, x8)
     FILL(move_planes, x32)
     FILL(move_pixels, x8)
+    FILL(stream_pixels, x8)
 }

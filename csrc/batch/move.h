@@ -6,6 +6,7 @@
 
 #include "batch/batch.h"
 #include "batch/below.h"
+#include "core/ints.h"
 #include "core/simd.h"
 
 /* At least VEC_BYTES. */
@@ -88,6 +89,25 @@ static void TIERED(osw_move_pixels_x8)(const osw_batch_factors *f, const void *f
         below[OSW_BATCH_move_pixels_x8](f, from, to, pixels, step);
     else
         copy_forward(from, to, bytes);
+}
+
+static void TIERED(osw_stream_pixels_x8)(const osw_batch_factors *f, const void *from, void *to,
+                                 int64_t pixels, int64_t step)
+{
+    const uint8_t *x = from;
+    uint8_t *y = to;
+    const int64_t bytes = pixels * f->channels;
+    const int64_t head = osw_min_int(bytes, (int64_t)(-(uintptr_t)y % VEC_BYTES));
+    int64_t i = head;
+    (void)step;
+    if (bytes == 0) {
+        stream_fence();
+        return;
+    }
+    memcpy(y, x, (size_t)head);
+    for (; i + VEC_BYTES <= bytes; i += VEC_BYTES)
+        stream_i32(y + i, load_i32(x + i));
+    memcpy(y + i, x + i, (size_t)(bytes - i));
 }
 
 #endif

@@ -3,6 +3,8 @@
 #include "batch/factors.h"
 #include "batch/holds.h"
 #include "batch/stage.h"
+#include "core/ints.h"
+#include "core/prefetch.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -14,7 +16,15 @@ enum {
     STEP_BYTES = 64,     /* of padding beside a row, copied whole: the next row covers the rest */
     NARROW_BYTES = 256,  /* of padding beside a row that are copied so */
     FORM_PIXELS = 16384, /* in all: for fewer it costs more to find a form than it gains */
+    STRIP_BYTES = 65536, /* of rows that are made at once and written around the caches */
 };
+
+/* Where rows of an image's place in the batch are written: pixels are counted from `base` on. */
+typedef struct osw_batch_rows {
+    char *base; /* of the first channel of the first pixel */
+    int64_t begin, end;
+    int64_t step; /* in planes, pixels from a channel to the next */
+} osw_batch_rows;
 
 /* What the parts of a job share. */
 typedef struct osw_batch_work {
@@ -29,6 +39,9 @@ typedef struct osw_batch_work {
     char *blocks; /* of padding: one per channel for planes, else one of whole pixels */
     int64_t block_bytes;
     bool one_byte; /* all bytes of the padding are the same */
+    char *strip;   /* of strip_rows rows, which are written around the caches; else NULL */
+    int64_t strip_rows;
+    osw_batch_fn *stream;
 } osw_batch_work;
 
 int64_t osw_batch_itemsize(osw_batch_dtype dtype)
@@ -76,22 +89,20 @@ static void pad(const osw_batch_work *work, char *to, int64_t bytes, const char 
     work->copy(&bytes_in_order, block, to, bytes, 0);
 }
 
-/* Pixels [begin, end) of image `n`'s place in the batch, counted over its rows. */
-static void pad_pixels(const osw_batch_work *work, int64_t n, int64_t begin, int64_t end)
+static void pad_pixels(const osw_batch_work *work, const osw_batch_rows *rows, int64_t begin,
+                       int64_t end)
 {
     const osw_batch_job *job = work->job;
-    const int64_t plane = job->height * job->width;
-    char *place = job->batch + n * job->channels * plane * work->to_size;
     if (begin == end)
         return;
     if (!job->planes) {
         const int64_t pixel_bytes = job->channels * work->to_size;
-        pad(work, place + begin * pixel_bytes, (end - begin) * pixel_bytes, work->blocks);
+        pad(work, rows->base + begin * pixel_bytes, (end - begin) * pixel_bytes, work->blocks);
         return;
     }
     for (int64_t c = 0; c < job->channels; c++)
-        pad(work, place + (c * plane + begin) * work->to_size, (end - begin) * work->to_size,
-            work->blocks + c * work->block_bytes);
+        pad(work, rows->base + (c * rows->step + begin) * work->to_size,
+            (end - begin) * work->to_size, work->blocks + c * work->block_bytes);
 }
 
 /* Pixels that follow each other, to the first of their places in the batch. */
@@ -104,10 +115,10 @@ static void run_kernel(const osw_batch_work *work, const osw_batch_factors *fact
         work->copy(&bytes_in_order, from, to, pixels * work->job->channels * work->to_size, 0);
 }
 
-static void stage_row(const osw_batch_work *work, const osw_batch_image *image, int64_t y, char *to)
+static void stage_row(const osw_batch_work *work, const osw_batch_image *image, int64_t y, char *to,
+                      int64_t step)
 {
     const osw_batch_job *job = work->job;
-    const int64_t step = job->height * job->width;
     const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
     for (int64_t i = 0; i < image->width; i += work->stage_pixels) {
         const int64_t left = image->width - i;
@@ -133,13 +144,13 @@ static int direction_of(const osw_batch_work *work, const osw_batch_image *image
 
 /* Padding from pixel `begin` to the end of its row, in steps of STEP_BYTES; what they write beyond
  * it are pixels of the next row, which are written later. */
-static void pad_beside(const osw_batch_work *work, char *place, int64_t begin, int64_t pixels)
+static void pad_beside(const osw_batch_work *work, const osw_batch_rows *rows, int64_t begin,
+                       int64_t pixels)
 {
     const osw_batch_job *job = work->job;
     const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
-    const int64_t plane = job->height * job->width * pixel_bytes;
     for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++) {
-        char *to = place + c * plane + begin * pixel_bytes;
+        char *to = rows->base + (c * rows->step + begin) * pixel_bytes;
         const char *block = work->blocks + c * work->block_bytes;
         for (int64_t i = 0; i < pixels * pixel_bytes; i += STEP_BYTES)
             memcpy(to + i, block + i, STEP_BYTES);
@@ -157,40 +168,70 @@ static bool pads_in_steps(const osw_batch_work *work, const osw_batch_image *ima
            image->width * pixel_bytes >= STEP_BYTES;
 }
 
-static void run_image(const osw_batch_work *work, int64_t n)
+/* Rows of an image, and the padding beside and below them. */
+static void run_rows(const osw_batch_work *work, osw_batch_image image, const osw_batch_rows *rows)
 {
     const osw_batch_job *job = work->job;
-    osw_batch_image image = job->images[n];
-    const int64_t plane = job->height * job->width, last = job->channels - 1;
+    const int64_t last = job->channels - 1;
     const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
-    char *place = job->batch + n * job->channels * plane * work->to_size;
     const int direction = direction_of(work, &image);
     const bool backwards = direction == 1;
     const osw_batch_factors *factors = backwards ? &work->reversed : &work->factors;
     const char *from = image.data + (backwards ? last * image.channel_stride : 0);
-    char *to = place + (backwards ? last * plane * work->to_size : 0);
-    const int64_t step = backwards ? -plane : plane;
+    char *to = rows->base + (backwards ? last * rows->step * work->to_size : 0);
+    const int64_t step = backwards ? -rows->step : rows->step;
     const int64_t row_bytes = image.width * job->channels * work->from_size;
-    const int64_t end = image.height * job->width;
-    if (direction >= 0 && image.width == job->width &&
+    const int64_t begin = rows->begin, end = osw_min_int(image.height, rows->end);
+    const int64_t made = osw_max_int(end - begin, 0);
+    if (direction >= 0 && image.width == job->width && made > 0 &&
         (image.height == 1 || image.row_stride == row_bytes)) {
-        run_kernel(work, factors, from, to, end, step);
+        run_kernel(work, factors, from + begin * row_bytes, to, made * job->width, step);
     } else {
         const bool in_steps = pads_in_steps(work, &image);
-        for (int64_t y = 0; y < image.height; y++) {
-            const int64_t row = y * job->width;
+        for (int64_t y = begin; y < end; y++) {
+            const int64_t row = (y - begin) * job->width;
             if (direction < 0)
-                stage_row(work, &image, y, place + row * pixel_bytes);
+                stage_row(work, &image, y, rows->base + row * pixel_bytes, rows->step);
             else
                 run_kernel(work, factors, from + y * image.row_stride, to + row * pixel_bytes,
                            image.width, step);
-            if (in_steps && y + 1 < image.height)
-                pad_beside(work, place, row + image.width, job->width - image.width);
+            if (in_steps && y + 1 < end)
+                pad_beside(work, rows, row + image.width, job->width - image.width);
             else
-                pad_pixels(work, n, row + image.width, row + job->width);
+                pad_pixels(work, rows, row + image.width, row + job->width);
         }
     }
-    pad_pixels(work, n, end, plane);
+    pad_pixels(work, rows, made * job->width, (rows->end - begin) * job->width);
+}
+
+/* What is in the strip, to its place in the batch. */
+static void write_strip(const osw_batch_work *work, const osw_batch_rows *rows, char *place)
+{
+    const osw_batch_job *job = work->job;
+    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
+    const int64_t plane_bytes = job->height * job->width * pixel_bytes;
+    const int64_t first = rows->begin * job->width * pixel_bytes;
+    const int64_t bytes = (rows->end - rows->begin) * job->width * pixel_bytes;
+    for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++)
+        work->stream(&bytes_in_order, work->strip + c * rows->step * pixel_bytes,
+                     place + c * plane_bytes + first, bytes, 0);
+}
+
+static void run_image(const osw_batch_work *work, int64_t n)
+{
+    const osw_batch_job *job = work->job;
+    const int64_t plane = job->height * job->width;
+    char *place = job->batch + n * job->channels * plane * work->to_size;
+    if (!work->strip) {
+        run_rows(work, job->images[n], &(osw_batch_rows){place, 0, job->height, plane});
+        return;
+    }
+    for (int64_t y = 0; y < job->height; y += work->strip_rows) {
+        const osw_batch_rows rows = {work->strip, y, osw_min_int(y + work->strip_rows, job->height),
+                                     work->strip_rows * job->width};
+        run_rows(work, job->images[n], &rows);
+        write_strip(work, &rows, place);
+    }
 }
 
 /* `bytes` of a pattern of `period` bytes. */
@@ -229,11 +270,24 @@ static int64_t at_least_one(int64_t count)
     return count > 0 ? count : 1;
 }
 
+/* Rows of a strip; 0 if the batch is not written around the caches. */
+static int64_t strip_rows(const osw_batch_job *job)
+{
+    const int64_t row_bytes = job->channels * job->width * osw_batch_itemsize(job->to);
+    const int64_t bytes = job->count * job->height * row_bytes;
+    if (job->move || !osw_stream_batch_bytes || bytes < osw_stream_batch_bytes)
+        return 0;
+    return at_least_one(osw_min_int(STRIP_BYTES / row_bytes, job->height));
+}
+
 int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATCH_COUNT])
 {
     assert(osw_batch_holds(job));
-    osw_batch_work work = {
-        .job = job, .kernel = kernel_of(job, kernels), .copy = kernels[OSW_BATCH_move_pixels_x8]};
+    osw_batch_work work = {.job = job,
+                           .kernel = kernel_of(job, kernels),
+                           .copy = kernels[OSW_BATCH_move_pixels_x8],
+                           .stream = kernels[OSW_BATCH_stream_pixels_x8],
+                           .strip_rows = strip_rows(job)};
     work.from_size = osw_batch_itemsize(job->from);
     work.to_size = osw_batch_itemsize(job->to);
     work.convert = !job->move && job->from != OSW_BATCH_U8 && job->from != OSW_BATCH_F32;
@@ -244,18 +298,22 @@ int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATC
     const size_t factors = osw_batch_factors_room(job->channels);
     const size_t stage = (size_t)((work.stage_pixels * staged_bytes + 63) / 64 * 64);
     const size_t blocks = (size_t)(work.block_bytes * (job->planes ? job->channels : 1));
-    char *room = malloc(stage + 2 * factors + blocks);
+    const size_t strip = (size_t)(work.strip_rows * job->width * job->channels * work.to_size);
+    char *room = malloc(stage + 2 * factors + strip + blocks);
     if (!room)
         return -1;
     work.stage = room;
     work.factors = osw_batch_factors_of(job, false, (float *)(void *)(room + stage));
     work.reversed = osw_batch_factors_of(job, true, (float *)(void *)(room + stage + factors));
-    work.blocks = room + stage + 2 * factors;
+    work.strip = strip ? room + stage + 2 * factors : NULL;
+    work.blocks = room + stage + 2 * factors + strip;
     if (!job->move && job->from == OSW_BATCH_U8 && many_pixels(job))
         work.factors.form = work.reversed.form = osw_batch_form_of(&work.factors, job->to);
     make_blocks(&work);
     for (int64_t n = 0; n < job->count; n++)
         run_image(&work, n);
+    if (work.strip)
+        work.stream(&bytes_in_order, NULL, NULL, 0, 0);
     free(room);
     return 0;
 }

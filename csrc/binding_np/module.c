@@ -3,6 +3,7 @@
 #include "batch/batch.h"
 #include "binding_np/arrays.h"
 #include "core/isa.h"
+#include "core/prefetch.h"
 
 #include <Python.h>
 
@@ -52,6 +53,7 @@ static int execute(PyObject *module)
             return -1;
         osw_isa_cap(isa);
     }
+    osw_prefetch_detect();
     return osw_isa_register(osw_batch_select);
 }
 

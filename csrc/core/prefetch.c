@@ -9,6 +9,7 @@
 
 int64_t osw_prefetch_ahead;
 int64_t osw_stream_bytes;
+int64_t osw_stream_batch_bytes;
 
 void osw_prefetch_detect(void)
 {
@@ -16,8 +17,10 @@ void osw_prefetch_detect(void)
     uint32_t leaf, vendor[3]; /* ebx, edx, ecx */
     if (!__get_cpuid(0, &leaf, &vendor[0], &vendor[2], &vendor[1]))
         return;
-    if (memcmp(vendor, "GenuineIntel", sizeof vendor) == 0)
+    if (memcmp(vendor, "GenuineIntel", sizeof vendor) == 0) {
         osw_prefetch_ahead = 2048;
+        osw_stream_batch_bytes = 8 << 20;
+    }
     if (memcmp(vendor, "AuthenticAMD", sizeof vendor) == 0)
         osw_stream_bytes = 8 << 20;
 #endif

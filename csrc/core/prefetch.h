@@ -15,7 +15,12 @@ extern int64_t osw_prefetch_ahead;
  * and normalisations lose 5 to 18 %. */
 extern int64_t osw_stream_bytes;
 
-/* Set both for the CPU that this runs on. */
+/* The same for images that are converted into a batch, of whose bytes two thirds and more are
+ * written. Measured on 10 to 39 MB on an Intel Xeon with AMX: floats gain 10 to 35 %, 16 bits 0 to
+ * 25 %; copies of bytes lose. Not measured on AMD. */
+extern int64_t osw_stream_batch_bytes;
+
+/* Set all for the CPU that this runs on. */
 void osw_prefetch_detect(void);
 
 #endif
