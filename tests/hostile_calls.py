@@ -123,6 +123,17 @@ MODES: list[Callable[[], Any]] = [
 ]
 STOCK = {name: getattr(T, name) for name in F.__all__ if hasattr(T, name) and not name.endswith("pool3d")}
 del STOCK["channel_shuffle"]  # ours takes (N, C) too
+STOCK["over_mean_square"] = lambda x: x / x.pow(2).mean()
+STOCK["batch_norm_act_max_pool2d"] = lambda *args: F.max_pool2d(F.batch_norm_act(*args[:9]), *args[9:])
+_WINDOW = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
+
+
+def _pooled(*args: Any) -> Tensor:
+    return F.batch_norm_act_max_pool2d(*args[:9], **dict(zip(_WINDOW, args[9:], strict=True)))
+
+
+# Functions with arguments that can be given by name alone.
+OURS: dict[str, Callable[..., Any]] = {"batch_norm_act_max_pool2d": _pooled}
 
 
 class Generator:
@@ -177,10 +188,10 @@ class Generator:
             return name, (self.tensor(), self.number(), self.choose((True, False)))
         if name.startswith("batch_norm"):
             vectors = [self.vector() for _ in range(4)]
-            activation = (self.choose(["relu", "x", None, 1, b"relu", "relu\0"]),) * (
-                name == "batch_norm_act"
-            )
-            return name, (self.tensor(), *vectors, self.flag(), self.momentum(), self.eps(), *activation)
+            activation = (self.choose(["relu", "x", None, 1, b"relu", "relu\0"]),) * ("act" in name)
+            window = (*self.numbers(4), self.flag()) * name.endswith("pool2d")
+            settings = (self.flag(), self.momentum(), self.eps())
+            return name, (self.tensor(), *vectors, *settings, *activation, *window)
         return name, {
             "channel_shuffle": lambda: (self.tensor(), self.number()),
             "cat_channel_shuffle": lambda: (self.several(), self.number()),
@@ -229,6 +240,7 @@ class Generator:
                 self.vector(),
                 self.eps(),
             ),
+            "over_mean_square": lambda: (self.tensor(),),
             "layer_norm2d": lambda: (self.tensor(), self.vector(), self.vector(), self.eps()),
             "linear": lambda: (self.tensor(), self.choose([torch.randn(5, 4), self.tensor()]), self.vector()),
             "pointwise_conv2d": lambda: (
@@ -330,7 +342,7 @@ def main(seed: int, calls: int) -> None:
             log.truncate()
             log.write(text)
             log.flush()
-            error, outputs = run(getattr(F, name), args, mode)
+            error, outputs = run(OURS.get(name) or getattr(F, name), args, mode)
             stock = STOCK.get(name) if mode is not opswap.force_reference else None
             expected, theirs = run(stock, args, mode) if stock else (None, [])
             if not is_expected(error, expected):

@@ -80,8 +80,10 @@ def test_the_first_of_a_chain_is_charged_with_what_follows() -> None:
 @pytest.mark.parametrize("exact", [False, True])
 def test_swapped_shufflenet_loses_nothing_with_the_same_kernels_and_bits(exact: bool) -> None:
     model, x = shufflenet()
-    # Convolutions alone, which round, are not registered operators: under any dispatch mode they run torch's code.
-    rules = None if exact else [r for r in DEFAULT if not r.name.endswith("_conv")]
+    # Not registered operators are convolutions alone, which run torch's code under any dispatch mode, and a pool behind
+    # a BatchNorm (of a folded convolution too), which runs as two operators there and adds its sums in another order.
+    apart = ("_conv", "_max_pool", "_folded")
+    rules = None if exact else [r for r in DEFAULT if not r.name.endswith(apart)]
     opswap.swap(model, exact=exact, rules=rules)
     watched = copy.deepcopy(model)
     opswap.reset_stats()

@@ -101,7 +101,7 @@ def test_all_parts() -> None:
     assert opswap.optimize(model, example_inputs=(X,)) is model
     report = opswap.report(model)
     assert [p.name for p in report.parts] == ["memory", "denormals", "swap", "memory format"]
-    assert "max_pool2d" in {s.rule for s in report.swapped}
+    assert "batch_norm_act_max_pool" in {s.rule for s in report.swapped}
     swap = part(model, "swap")
     assert swap.done and swap.before > 0 and swap.after > 0
     formatted = part(model, "memory format")
