@@ -40,9 +40,7 @@ static void osw_move_pixels_x8__scalar(const osw_batch_factors *f, const void *f
 static void osw_stream_pixels_x8__scalar(const osw_batch_factors *f, const void *from, void *to,
                                          int64_t pixels, int64_t step)
 {
-    (void)step;
-    if (pixels)
-        memcpy(to, from, (size_t)(pixels * f->channels));
+    osw_move_pixels_x8__scalar(f, from, to, pixels, step);
 }
 
 #define FILL(operation, dtype)                                                                     \

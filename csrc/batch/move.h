@@ -97,17 +97,14 @@ static void TIERED(osw_stream_pixels_x8)(const osw_batch_factors *f, const void 
     const uint8_t *x = from;
     uint8_t *y = to;
     const int64_t bytes = pixels * f->channels;
-    const int64_t head = osw_min_int(bytes, (int64_t)(-(uintptr_t)y % VEC_BYTES));
-    int64_t i = head;
+    int64_t i = osw_min_int(bytes, (int64_t)(-(uintptr_t)y % VEC_BYTES));
     (void)step;
-    if (bytes == 0) {
-        stream_fence();
-        return;
-    }
-    memcpy(y, x, (size_t)head);
+    memcpy(y, x, (size_t)i);
     for (; i + VEC_BYTES <= bytes; i += VEC_BYTES)
         stream_i32(y + i, load_i32(x + i));
     memcpy(y + i, x + i, (size_t)(bytes - i));
+    if (bytes == 0)
+        stream_fence();
 }
 
 #endif

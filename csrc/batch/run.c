@@ -33,14 +33,15 @@ typedef struct osw_batch_work {
     osw_batch_fn *kernel; /* NULL: elements are copied as they are, in their order */
     osw_batch_factors factors, reversed;
     int64_t from_size, to_size;
+    int64_t planes, pixel_bytes; /* of an image in the batch, and of a pixel of such a plane */
     bool convert;
     char *stage;
     int64_t stage_pixels;
-    char *blocks; /* of padding: one per channel for planes, else one of whole pixels */
+    char *blocks; /* of padding: whole pixels, one per plane */
     int64_t block_bytes;
-    bool one_byte; /* all bytes of the padding are the same */
-    char *strip;   /* of strip_rows rows, which are written around the caches; else NULL */
-    int64_t strip_rows;
+    bool one_byte;      /* all bytes of the padding are the same */
+    char *strip;        /* of rows that are written around the caches */
+    int64_t strip_rows; /* 0: none are */
     osw_batch_fn *stream;
 } osw_batch_work;
 
@@ -92,17 +93,11 @@ static void pad(const osw_batch_work *work, char *to, int64_t bytes, const char 
 static void pad_pixels(const osw_batch_work *work, const osw_batch_rows *rows, int64_t begin,
                        int64_t end)
 {
-    const osw_batch_job *job = work->job;
     if (begin == end)
         return;
-    if (!job->planes) {
-        const int64_t pixel_bytes = job->channels * work->to_size;
-        pad(work, rows->base + begin * pixel_bytes, (end - begin) * pixel_bytes, work->blocks);
-        return;
-    }
-    for (int64_t c = 0; c < job->channels; c++)
-        pad(work, rows->base + (c * rows->step + begin) * work->to_size,
-            (end - begin) * work->to_size, work->blocks + c * work->block_bytes);
+    for (int64_t c = 0; c < work->planes; c++)
+        pad(work, rows->base + (c * rows->step + begin) * work->pixel_bytes,
+            (end - begin) * work->pixel_bytes, work->blocks + c * work->block_bytes);
 }
 
 /* Pixels that follow each other, to the first of their places in the batch. */
@@ -119,12 +114,11 @@ static void stage_row(const osw_batch_work *work, const osw_batch_image *image, 
                       int64_t step)
 {
     const osw_batch_job *job = work->job;
-    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
     for (int64_t i = 0; i < image->width; i += work->stage_pixels) {
         const int64_t left = image->width - i;
         const int64_t pixels = left < work->stage_pixels ? left : work->stage_pixels;
         osw_batch_stage(job, image, y, i, pixels, work->convert, work->stage);
-        run_kernel(work, &work->factors, work->stage, to + i * pixel_bytes, pixels, step);
+        run_kernel(work, &work->factors, work->stage, to + i * work->pixel_bytes, pixels, step);
     }
 }
 
@@ -147,12 +141,10 @@ static int direction_of(const osw_batch_work *work, const osw_batch_image *image
 static void pad_beside(const osw_batch_work *work, const osw_batch_rows *rows, int64_t begin,
                        int64_t pixels)
 {
-    const osw_batch_job *job = work->job;
-    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
-    for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++) {
-        char *to = rows->base + (c * rows->step + begin) * pixel_bytes;
+    for (int64_t c = 0; c < work->planes; c++) {
+        char *to = rows->base + (c * rows->step + begin) * work->pixel_bytes;
         const char *block = work->blocks + c * work->block_bytes;
-        for (int64_t i = 0; i < pixels * pixel_bytes; i += STEP_BYTES)
+        for (int64_t i = 0; i < pixels * work->pixel_bytes; i += STEP_BYTES)
             memcpy(to + i, block + i, STEP_BYTES);
     }
 }
@@ -162,10 +154,9 @@ static void pad_beside(const osw_batch_work *work, const osw_batch_rows *rows, i
 static bool pads_in_steps(const osw_batch_work *work, const osw_batch_image *image)
 {
     const osw_batch_job *job = work->job;
-    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
-    const int64_t bytes = (job->width - image->width) * pixel_bytes;
+    const int64_t bytes = (job->width - image->width) * work->pixel_bytes;
     return bytes <= NARROW_BYTES && work->block_bytes >= NARROW_BYTES + STEP_BYTES &&
-           image->width * pixel_bytes >= STEP_BYTES;
+           image->width * work->pixel_bytes >= STEP_BYTES;
 }
 
 /* Rows of an image, and the padding beside and below them. */
@@ -173,7 +164,6 @@ static void run_rows(const osw_batch_work *work, osw_batch_image image, const os
 {
     const osw_batch_job *job = work->job;
     const int64_t last = job->channels - 1;
-    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
     const int direction = direction_of(work, &image);
     const bool backwards = direction == 1;
     const osw_batch_factors *factors = backwards ? &work->reversed : &work->factors;
@@ -191,9 +181,9 @@ static void run_rows(const osw_batch_work *work, osw_batch_image image, const os
         for (int64_t y = begin; y < end; y++) {
             const int64_t row = (y - begin) * job->width;
             if (direction < 0)
-                stage_row(work, &image, y, rows->base + row * pixel_bytes, rows->step);
+                stage_row(work, &image, y, rows->base + row * work->pixel_bytes, rows->step);
             else
-                run_kernel(work, factors, from + y * image.row_stride, to + row * pixel_bytes,
+                run_kernel(work, factors, from + y * image.row_stride, to + row * work->pixel_bytes,
                            image.width, step);
             if (in_steps && y + 1 < end)
                 pad_beside(work, rows, row + image.width, job->width - image.width);
@@ -208,12 +198,11 @@ static void run_rows(const osw_batch_work *work, osw_batch_image image, const os
 static void write_strip(const osw_batch_work *work, const osw_batch_rows *rows, char *place)
 {
     const osw_batch_job *job = work->job;
-    const int64_t pixel_bytes = job->planes ? work->to_size : work->to_size * job->channels;
-    const int64_t plane_bytes = job->height * job->width * pixel_bytes;
-    const int64_t first = rows->begin * job->width * pixel_bytes;
-    const int64_t bytes = (rows->end - rows->begin) * job->width * pixel_bytes;
-    for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++)
-        work->stream(&bytes_in_order, work->strip + c * rows->step * pixel_bytes,
+    const int64_t plane_bytes = job->height * job->width * work->pixel_bytes;
+    const int64_t first = rows->begin * job->width * work->pixel_bytes;
+    const int64_t bytes = (rows->end - rows->begin) * job->width * work->pixel_bytes;
+    for (int64_t c = 0; c < work->planes; c++)
+        work->stream(&bytes_in_order, work->strip + c * rows->step * work->pixel_bytes,
                      place + c * plane_bytes + first, bytes, 0);
 }
 
@@ -222,7 +211,7 @@ static void run_image(const osw_batch_work *work, int64_t n)
     const osw_batch_job *job = work->job;
     const int64_t plane = job->height * job->width;
     char *place = job->batch + n * job->channels * plane * work->to_size;
-    if (!work->strip) {
+    if (!work->strip_rows) {
         run_rows(work, job->images[n], &(osw_batch_rows){place, 0, job->height, plane});
         return;
     }
@@ -248,10 +237,9 @@ static void make_blocks(osw_batch_work *work)
 {
     const osw_batch_job *job = work->job;
     const char *padding = job->padding;
-    const int64_t period = job->planes ? work->to_size : work->to_size * job->channels;
-    for (int64_t c = 0; c < (job->planes ? job->channels : 1); c++)
-        repeat(work->blocks + c * work->block_bytes, work->block_bytes, padding + c * period,
-               period);
+    for (int64_t c = 0; c < work->planes; c++)
+        repeat(work->blocks + c * work->block_bytes, work->block_bytes,
+               padding + c * work->pixel_bytes, work->pixel_bytes);
     work->one_byte = true;
     for (int64_t i = 1; i < job->channels * work->to_size; i++)
         work->one_byte &= padding[i] == padding[0];
@@ -292,28 +280,29 @@ int osw_batch_run(const osw_batch_job *job, osw_batch_fn *const kernels[OSW_BATC
     work.to_size = osw_batch_itemsize(job->to);
     work.convert = !job->move && job->from != OSW_BATCH_U8 && job->from != OSW_BATCH_F32;
     const int64_t staged_bytes = job->channels * (work.convert ? 4 : work.from_size);
-    const int64_t period = job->planes ? work.to_size : work.to_size * job->channels;
+    work.planes = job->planes ? job->channels : 1;
+    work.pixel_bytes = job->planes ? work.to_size : work.to_size * job->channels;
     work.stage_pixels = at_least_one(STAGE_BYTES / staged_bytes);
-    work.block_bytes = at_least_one(BLOCK_BYTES / period) * period;
+    work.block_bytes = at_least_one(BLOCK_BYTES / work.pixel_bytes) * work.pixel_bytes;
     const size_t factors = osw_batch_factors_room(job->channels);
     const size_t stage = (size_t)((work.stage_pixels * staged_bytes + 63) / 64 * 64);
-    const size_t blocks = (size_t)(work.block_bytes * (job->planes ? job->channels : 1));
-    const size_t strip = (size_t)(work.strip_rows * job->width * job->channels * work.to_size);
+    const size_t blocks = (size_t)(work.block_bytes * work.planes);
+    const size_t strip = (size_t)(work.strip_rows * job->width * work.planes * work.pixel_bytes);
     char *room = malloc(stage + 2 * factors + strip + blocks);
     if (!room)
         return -1;
     work.stage = room;
     work.factors = osw_batch_factors_of(job, false, (float *)(void *)(room + stage));
     work.reversed = osw_batch_factors_of(job, true, (float *)(void *)(room + stage + factors));
-    work.strip = strip ? room + stage + 2 * factors : NULL;
-    work.blocks = room + stage + 2 * factors + strip;
+    work.strip = room + stage + 2 * factors;
+    work.blocks = work.strip + strip;
     if (!job->move && job->from == OSW_BATCH_U8 && many_pixels(job))
         work.factors.form = work.reversed.form = osw_batch_form_of(&work.factors, job->to);
     make_blocks(&work);
     for (int64_t n = 0; n < job->count; n++)
         run_image(&work, n);
-    if (work.strip)
-        work.stream(&bytes_in_order, NULL, NULL, 0, 0);
+    if (work.strip_rows)
+        work.stream(&bytes_in_order, work.strip, job->batch, 0, 0);
     free(room);
     return 0;
 }
