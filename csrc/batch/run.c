@@ -4,7 +4,6 @@
 #include "batch/holds.h"
 #include "batch/stage.h"
 #include "core/ints.h"
-#include "core/prefetch.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -263,7 +262,7 @@ static int64_t strip_rows(const osw_batch_job *job)
 {
     const int64_t row_bytes = job->channels * job->width * osw_batch_itemsize(job->to);
     const int64_t bytes = job->count * job->height * row_bytes;
-    if (job->move || !osw_stream_batch_bytes || bytes < osw_stream_batch_bytes)
+    if (job->move || !job->stream_bytes || bytes < job->stream_bytes)
         return 0;
     return at_least_one(osw_min_int(STRIP_BYTES / row_bytes, job->height));
 }

@@ -42,6 +42,7 @@ typedef struct osw_batch_job {
     const void *padding; /* one element of `to` per channel */
     float scale;
     const float *mean, *std; /* one value per channel */
+    int64_t stream_bytes; /* a converted batch of so many bytes goes around the caches; 0: none */
 } osw_batch_job;
 
 /* Do the job on this thread with these kernels, a copy of osw_batch_table. -1, before anything is

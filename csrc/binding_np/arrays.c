@@ -4,6 +4,7 @@
 #include "binding_np/arrays.h"
 #include "batch/run.h"
 #include "binding_np/pages.h"
+#include "core/prefetch.h"
 
 #include <numpy/arrayobject.h>
 
@@ -253,7 +254,10 @@ static PyObject *fill(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!OspOOOO:fill", &PyTuple_Type, &tuple, &batch, &dtype,
                           &channels_last, &padding, &scale, &mean, &std))
         return NULL;
-    osw_batch_job job = {.planes = !channels_last, .move = scale == Py_None, .scale = 1};
+    osw_batch_job job = {.planes = !channels_last,
+                         .move = scale == Py_None,
+                         .scale = 1,
+                         .stream_bytes = osw_stream_batch_bytes};
     if (!job.move) {
         job.scale = (float)PyFloat_AsDouble(scale);
         if (PyErr_Occurred())

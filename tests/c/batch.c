@@ -104,10 +104,17 @@ static void check_variant(driver *d, const variant *v)
         check_pixels(d, v, few[(size_t)i % 4], many[i]);
 }
 
-/* Whole images of all strides, with padding. */
+typedef struct images_of_driver {
+    osw_batch_job job;
+    const driver *d;
+} images_of_driver;
+
+/* Whole images of all strides, with padding; by the scalar kernels never around the caches. */
 static void do_images(const void *context, const void *table, int64_t begin, int64_t end)
 {
-    osw_batch_job part = *(const osw_batch_job *)context;
+    const images_of_driver *all = context;
+    osw_batch_job part = all->job;
+    part.stream_bytes = all->d->scalar_runs ? 0 : part.stream_bytes;
     part.batch += begin * part.channels * part.height * part.width * osw_batch_itemsize(part.to);
     part.images += begin;
     part.count = end - begin;
@@ -154,8 +161,9 @@ static void check_run(driver *d)
                          .from = (osw_batch_dtype)driver_below(OSW_BATCH_DTYPES),
                          .planes = driver_below(2),
                          .height =
-                             1 + driver_below(driver_below(8) ? 9 : 400), /* or several strips */
-                         .width = 1 + driver_below(61)};
+                             1 + driver_below(driver_below(3) ? 9 : 400), /* or several strips */
+                         .width = 1 + driver_below(61),
+                         .stream_bytes = driver_below(2)};
     job.move = job.from != OSW_BATCH_F64 && driver_below(3) == 0;
     job.to = job.move ? job.from : made[driver_below(3)];
     if (!job.move && job.from == OSW_BATCH_BF16)
@@ -170,7 +178,7 @@ static void check_run(driver *d)
     job.padding = driver_input(d, types[job.to], job.channels);
     job.batch = driver_output(d, types[job.to], job.count * job.channels * job.height * job.width,
                               DRIVER_EXACT);
-    driver_run(d, do_images, &job, job.count);
+    driver_run(d, do_images, &(images_of_driver){job, d}, job.count);
 }
 
 #define TYPE_f32  OSW_BATCH_F32, source, DRIVER_F32

@@ -34,7 +34,6 @@ void driver_case(driver *d, const char *variant, const char *format, ...)
 {
     driver_give_back(d);
     osw_prefetch_ahead = driver_below(2) ? 2048 : 0; /* as on CPUs of Intel, or not */
-    osw_stream_batch_bytes = driver_below(2);        /* all batches around the caches, or none */
     snprintf(d->variant, sizeof d->variant, "%s", variant);
     va_list arguments;
     va_start(arguments, format);
