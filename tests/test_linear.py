@@ -32,6 +32,8 @@ SHAPES: list[tuple[int, int, int, int | tuple[int, ...]]] = [
     (9, 2, 1030, 2),  # more features than a strip
     *((72, 1, i, 20) for i in (256, 257, 270)),  # one or two passes over a packed weight
     (140, 1, 521, 12),
+    (28, 2, 300, 20),  # so few that tiers without wide vectors do not pack the weight
+    (64, 20, 840, 10),  # beyond the second cache, in rows that lie in pages of their own
     (64, 17, 40, 1),  # blocks that span all groups
     (2, 300, 5, 1),
     (4, 5, 24, (1, 20, 3, 0, 7)),

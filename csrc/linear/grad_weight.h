@@ -76,6 +76,14 @@ LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t part, int64_t i,
     }
 }
 
+/* Measured with AVX-512 on Sapphire Rapids: 64 rows of 100 groups of 768 floats take 0.6 of the
+ * time, doubles 0.5, inputs in L2 as long or 1.1. */
+static bool LOCAL(rows_apart)(const osw_linear *l)
+{
+    const int64_t step = l->input.row_step * (int64_t)sizeof(ELEMENT);
+    return !l->planes && !l->lines.rows && step >= PAGE_BYTES && l->rows * step >= ASKED_BYTES;
+}
+
 static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_block *block)
 {
     const int64_t part = block->row_part, row = part * l->part_rows;
@@ -107,6 +115,7 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
                  g * l->input.group_step + block->begin * osw_linear_feature_step(l),
             .b_term = l->planes ? l->plane_step : l->input.row_step,
             .transposed = l->planes,
+            .apart_b = LOCAL(rows_apart)(l),
             .lines = &l->lines,
             .b_steps = steps,
             .first = row,

@@ -88,23 +88,42 @@ LOCAL(ask_columns)(const osw_product *p, int64_t j, int64_t columns, int64_t d, 
             prefetch_near((const char *)b + i);
 }
 
+/* All panels of columns [j, j + columns), of the terms [d, d + terms). */
+static void
+LOCAL(pack_apart)(const osw_product *p, int64_t j, int64_t columns, int64_t d, int64_t terms,
+                       ELEMENT *panels)
+{
+    const ELEMENT *b = (const ELEMENT *)p->b + d * p->b_term + j;
+    for (int64_t t = 0; t < terms; t++, b += p->b_term)
+        for (int64_t k = 0, width; k < columns; k += width) {
+            width = panel_vectors(osw_ceil(columns - k, VLANES)) * VLANES;
+            const int64_t count = osw_min_int(columns - k, width);
+            LOCAL(pack)(b + k, 0, 1, count, width, panels + k * terms + t * width);
+        }
+}
+
 /* Rows [begin, end) and columns [j, j + columns) of c, terms [d, d + terms). b is packed, then the
  * rows pass; for few rows whole vectors of it are read where they lie. */
 static void LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t end, int64_t j,
                              int64_t columns, int64_t d, int64_t terms, ELEMENT *panels)
 {
     const int64_t row_bytes = osw_max_int(terms, 1) * TILE_ROWS * (int64_t)sizeof(ELEMENT);
-    const int64_t block = osw_max_int(ROW_BLOCK_BYTES / row_bytes, 1) * TILE_ROWS;
+    /* Small panels are fetched again sooner than pages of c are opened again. */
+    const bool few = terms <= FEW_TERMS && p->c_row * (int64_t)sizeof(ELEMENT) >= PAGE_BYTES;
+    const int64_t block = osw_max_int(few ? 1 : ROW_BLOCK_BYTES / row_bytes, 1) * TILE_ROWS;
+    if (p->apart_b)
+        LOCAL(pack_apart)(p, j, columns, d, terms, panels);
     for (int64_t m = begin; m < end; m += block) {
         const int64_t next = osw_min_int(m + block, end);
         for (int64_t k = 0; k < columns;) {
             const int64_t rest = columns - k, vectors = panel_vectors(osw_ceil(rest, VLANES));
             const int64_t width = vectors * VLANES, count = osw_min_int(rest, width);
-            const bool packs = p->transposed || p->b_steps || p->rows > FEW_ROWS || count < width;
+            const bool packs =
+                p->transposed || p->b_steps || p->apart_b || p->rows > FEW_ROWS || count < width;
             ELEMENT *const panel = panels + k * terms;
             const ELEMENT *const b = packs ? panel : (const ELEMENT *)p->b + d * p->b_term + j + k;
             const int64_t b_term = packs ? width : p->b_term, last = count - width + VLANES;
-            if (packs && m == begin)
+            if (packs && !p->apart_b && m == begin)
                 LOCAL(pack_terms)(p, j + k, d, terms, count, width, panel);
             if (p->asks_b && m == begin)
                 LOCAL(ask_columns)(p, j + k + count, osw_min_int(rest - count, width), d, terms);

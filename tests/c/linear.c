@@ -179,6 +179,16 @@ static void check_images(driver *d, shape s, const int64_t *lengths, int count)
     check_shape(d, &s);
 }
 
+/* Rows of input and output that lie in pages of their own, and, for the gradient of the weight, of
+ * a large input. */
+static void check_apart(driver *d, shape s)
+{
+    const bool large = s.id >= OSW_LINEAR_grad_weight_f32;
+    s.rows = 40, s.groups = 2, s.features = 150, s.outputs = 12;
+    s.gap = large ? (4 << 20) / (s.rows * (s.type == DRIVER_F64 ? 8 : 4)) : 1024;
+    check_shape(d, &s);
+}
+
 static void check_variant(driver *d, const char *name, osw_linear_id id, driver_type type)
 {
     static const int64_t some[] = {1, 2, 3, 5, 13, 26, 49};
@@ -201,8 +211,10 @@ static void check_variant(driver *d, const char *name, osw_linear_id id, driver_
     }
     s = (shape){name, id, type, 1061, 1, 3, 4, 0, {0, 0}, false}; /* parts of rows */
     check_shape(d, &s);
-    if (type == DRIVER_F32 || type == DRIVER_F64)
+    if (type == DRIVER_F32 || type == DRIVER_F64) {
         check_images(d, s, lengths, count);
+        check_apart(d, (shape){.name = name, .id = id, .type = type});
+    }
 }
 
 static void check(driver *d)
