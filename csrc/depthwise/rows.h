@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Kernels of one dtype: the rows of images, in strips. Included once per dtype. */
 #include "core/ints.h"
+#include "core/prefetch.h"
 #include "core/simd.h"
 #include "depthwise/below.h"
 #include "depthwise/depthwise.h"
@@ -229,7 +230,7 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
     LOCAL(strip_fn) *const *strips = LOCAL(gathers)[strip_taps(d) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
                       .step = columns_apart(d) * d->channels,
-                      .asks = LOCAL(is_large)(d),
+                      .asks = osw_prefetch_strips && LOCAL(is_large)(d),
                       .line_step = d->width * d->channels,
                       .row_step = d->out_width * d->channels,
                       .columns = d->width,
