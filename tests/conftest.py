@@ -246,7 +246,7 @@ def lose(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 @pytest.fixture
 def third_thread() -> Iterator[None]:
-    """So that the process has another thread throughout, as one that trains."""
+    """So that the process has another thread throughout, as one that trains, or the monitor that tqdm starts."""
     done = threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()

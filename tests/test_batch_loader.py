@@ -8,7 +8,6 @@ import pickle
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import opswap
 from opswap import _np, shapes
+from threads import at_once, meanwhile
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -154,14 +154,12 @@ def test_threads_side_by_side() -> None:
             if not torch.equal(shapes.batch_images([x], 160, mean=MEAN, std=STD).images, want):
                 wrong.append(1)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for t in threads:
-        t.start()
-    while any(t.is_alive() for t in threads):
+    def limit() -> None:
         with opswap.isa.limit("scalar"):
             pass
-    for t in threads:
-        t.join()
+
+    with meanwhile(limit):
+        at_once(work, work, work)
     assert not wrong
 
 

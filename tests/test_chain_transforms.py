@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from inputs import same_bits
 from nearness import Quantities, assert_as_near, named
 from opswap.ops.chain import Stage, conv_chain
 from surviving import survive
+from threads import at_once
 
 pytestmark = pytest.mark.usefixtures("chains_on_every_tier")
 SMALL = ((2, 17, 7, 6), (Part(33), Part(side=3, stride=2, activation=None), Part(16, activation="hardswish")))
@@ -384,11 +385,7 @@ def test_many_threads() -> None:
             got = step(conv_chain, *copy_of(*cases[i], torch.float32), grads[i])
             wrong.extend(name for name in got if not same_bits(got[name], want[i][name]))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    at_once(*(partial(work, i) for i in range(4)))
     assert not wrong
 
 

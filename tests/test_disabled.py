@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +20,7 @@ import opswap.functional as F
 from counted import kernels
 from functional_cases import FUNCTIONS, Case, modules
 from opswap.ops import _switch
+from threads import elsewhere
 
 X = (2, 8, 12, 12)
 
@@ -127,14 +128,6 @@ def test_it_decorates_no_generators_and_coroutines() -> None:
             opswap.disabled()(function)
 
 
-def in_thread(function: Callable[[], Any]) -> Any:
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join()
-    return results[0]
-
-
 def test_other_threads_are_not_affected() -> None:
     net, x = make_net(), torch.randn(X)
     entered, leave = threading.Event(), threading.Event()
@@ -147,7 +140,7 @@ def test_other_threads_are_not_affected() -> None:
         return kernels()
 
     with opswap.disabled():
-        in_thread(lambda: net(x))
+        elsewhere(lambda: net(x))
         count = kernels()
         assert count > 0
     thread = threading.Thread(target=hold)
@@ -163,7 +156,7 @@ def test_other_threads_are_not_affected() -> None:
 def test_a_context_may_be_left_by_another_thread() -> None:
     off = opswap.disabled()
     off.__enter__()
-    in_thread(lambda: off.__exit__(None, None, None))
+    elsewhere(lambda: off.__exit__(None, None, None))
 
 
 def test_the_forward_decides_for_the_backward() -> None:
@@ -194,7 +187,7 @@ def test_inside_of_a_checkpointed_function_it_holds_in_the_backward_too(reentran
 
 def test_force_reference_reaches_all_threads_as_before() -> None:
     with opswap.force_reference():
-        in_thread(lambda: F.max_pool2d(torch.randn(X), 2))
+        elsewhere(lambda: F.max_pool2d(torch.randn(X), 2))
     assert kernels() == 0
 
 
@@ -232,7 +225,7 @@ def test_compiled_models_are_guarded_by_thread() -> None:
     assert used > 0
     with opswap.disabled():
         assert count() == 0
-        assert in_thread(count) == used
+        assert elsewhere(count) == used
         assert count() == 0
     assert count() == used
 

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,17 +15,7 @@ import opswap
 from opswap._draws import generators_kept
 from opswap.memory.page_faults import allocator_cost
 from opswap.memory.timing import time_operator, time_step
-
-
-@pytest.fixture
-def idle_thread() -> Iterator[None]:
-    """A thread that draws nothing, as the monitor that tqdm starts."""
-    done = threading.Event()
-    thread = threading.Thread(target=done.wait, args=(60,), daemon=True)
-    thread.start()
-    yield
-    done.set()
-    thread.join()
+from threads import elsewhere
 
 
 def drawing() -> nn.Sequential:
@@ -50,7 +39,7 @@ def counts_page_faults(*_: nn.Module) -> None:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a thread"])
 def test_generators_are_kept(beside: bool, request: pytest.FixtureRequest) -> None:
     if beside:
-        request.getfixturevalue("idle_thread")
+        request.getfixturevalue("third_thread")
     python, state, numpy = random.getstate(), torch.get_rng_state(), np.random.get_state()
     with pytest.raises(ZeroDivisionError), generators_kept():
         torch.rand(3)
@@ -61,7 +50,7 @@ def test_generators_are_kept(beside: bool, request: pytest.FixtureRequest) -> No
     assert np.array_equal(np.random.get_state()[1], numpy[1])
 
 
-@pytest.mark.usefixtures("idle_thread")
+@pytest.mark.usefixtures("third_thread")
 @pytest.mark.parametrize("measures", [merges, times_a_step, counts_page_faults])
 def test_measurements_draw_nothing(measures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opswap.memory.timing._STEP_SECONDS", 0.01)
@@ -80,9 +69,7 @@ def test_an_operator_that_is_timed_winds_no_other_thread_back() -> None:
         _schema = torch.ops.aten.add.Tensor._schema
 
         def __call__(self) -> None:
-            thread = threading.Thread(target=lambda: drawn.append(torch.rand(4)))
-            thread.start()
-            thread.join()
+            drawn.append(elsewhere(lambda: torch.rand(4)))
 
     time_operator(Beside(), (), {})
     time_operator(Beside(), (), {})

@@ -25,7 +25,7 @@ from opswap import _core
 from opswap import functional as F
 from opswap.ops import dropout as module
 from opswap.swap.rules import dropout as rule
-from threads import on_threads
+from threads import at_once, on_threads
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SPECIAL = [float("nan"), float("inf"), -float("inf"), -0.0, 0.0, -1.5, 1e-40]
@@ -268,11 +268,7 @@ def test_two_threads_draw_each_number_once() -> None:
         for _ in range(20):
             counts.append(int(F.dropout(torch.ones(5000)).count_nonzero()))
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, work)
     state = torch.get_rng_state()
     torch.manual_seed(10)
     alone = [int(T.dropout(torch.ones(5000)).count_nonzero()) for _ in range(40)]

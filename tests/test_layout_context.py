@@ -10,6 +10,7 @@ import tracemalloc
 import warnings
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from opswap.layout import LayoutError, check
 from opswap.models import ShuffleNetV2
 from processes import run_in_processes
 from step import assert_equal, outputs_and_gradients
+from threads import at_once
 
 
 class Lossy(nn.Module):
@@ -168,11 +170,7 @@ def test_each_thread_has_its_own_context() -> None:
             barrier.wait()
         counts.append(only(report, "lost").count)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in (2, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(partial(work, 2), partial(work, 5))
     assert sorted(counts) == [2, 5]
 
 
@@ -193,12 +191,7 @@ def test_contexts_that_overlap_leave_torch_compile_on() -> None:
             second.set()
             assert ended.wait(300)
 
-    threads = [threading.Thread(target=work) for work in (early, late)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
+    at_once(early, late)
     calls: list[str] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

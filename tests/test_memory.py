@@ -8,7 +8,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from torch import nn
 
 import opswap
 from opswap import memory
-from threads import on_threads
+from threads import elsewhere, on_threads
 
 SMALL, TINY = 1e-30, 1e-10
 
@@ -60,16 +59,11 @@ class TestFlushDenormals:
         assert not (denormal * 1e38).any()
 
     def test_in_a_thread_of_its_own(self, threads: int) -> None:
-        counts: list[int] = []
-
-        def work() -> None:
+        def work() -> int:
             memory.flush_denormals(True)
-            counts.append(flushed())
+            return flushed()
 
-        other = threading.Thread(target=work)
-        other.start()
-        other.join()
-        assert counts == [1 << 18] and flushed() == 0
+        assert elsewhere(work) == 1 << 18 and flushed() == 0
 
     def test_training_step(self, threads: int) -> None:
         model = decayed()

@@ -21,6 +21,7 @@ import opswap
 from opswap import _core, memory
 from opswap.memory.counting import count_denormals
 from opswap.memory.timing import time_operator, time_step
+from threads import elsewhere
 
 SWITCH = platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64")
 needs_switch = pytest.mark.skipif(not SWITCH, reason="this processor has no switch for denormals")
@@ -330,9 +331,7 @@ def test_contexts_nest_and_end_with_an_exception() -> None:
 
 def test_other_threads_are_left_alone() -> None:
     with memory.denormals() as report:
-        thread = threading.Thread(target=fade, args=(torch.ones(4),))
-        thread.start()
-        thread.join()
+        elsewhere(lambda: fade(torch.ones(4)))
     assert not report.sites
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ import opswap
 from freed import assert_freed_at_once
 from opswap.nn.frozen import FROZEN
 from replay_cases import LAST, compare, inputs, kept, made, plans, replaying, runs
+from threads import at_once
 
 pytestmark = [
     pytest.mark.skipif(opswap.isa.current() not in ("avx2", "avx512"), reason="no chains on this tier"),
@@ -293,24 +294,15 @@ def test_nothing_is_kept_alive(frozen: bool) -> None:
 @BOTH
 def test_in_many_threads(frozen: bool) -> None:
     stock, model = replaying(frozen)
-    wrong: list[Any] = []
 
     def call(seed: int) -> None:
         x = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(seed)).contiguous(
             memory_format=LAST
         )
         for _ in range(20):
-            try:
-                compare(stock, model, x[: 1 + seed % 2])
-            except Exception as error:
-                wrong.append(error)
+            compare(stock, model, x[: 1 + seed % 2])
 
-    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not wrong
+    at_once(*(partial(call, i) for i in range(4)))
 
 
 @BOTH

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +18,7 @@ import opswap
 from opswap import _core
 from opswap.swap.replay.recorder import NotRecordedError, record
 from replay_cases import kept, plans
+from threads import meanwhile
 
 BATCH, CHANNELS, SIDE = 2, 8, 8
 
@@ -383,26 +383,21 @@ def test_a_refused_call_draws_once(draw: Callable[[Tensor], Tensor]) -> None:
 def test_another_thread_draws_meanwhile() -> None:
     """What it draws does not come again: a call that draws nothing itself leaves the generator alone."""
     drawn: list[int] = []
-    ended = threading.Event()
 
     def draw() -> None:
-        while not ended.is_set():
-            drawn.append(int(torch.randint(1 << 62, (1,))))
-            time.sleep(1e-4)
+        drawn.append(int(torch.randint(1 << 62, (1,))))
+        time.sleep(1e-4)
 
     def call(x: Tensor) -> Tensor:
         for _ in range(20):
             x = F.relu(x + 1)
         return x
 
-    thread = threading.Thread(target=draw)
-    thread.start()
     x, model = images(), nn.Identity()
-    for _ in range(60):
-        with contextlib.suppress(NotRecordedError):
-            record(call, (x,), model)
-    ended.set()
-    thread.join()
+    with meanwhile(draw):
+        for _ in range(60):
+            with contextlib.suppress(NotRecordedError):
+                record(call, (x,), model)
     assert len(drawn) > 10 and len(set(drawn)) == len(drawn)
 
 

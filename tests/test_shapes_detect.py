@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import opswap
 from opswap import shapes
 from processes import PROCESSES, run_in_processes
+from threads import elsewhere
 
 # Code has no qualified name before Python 3.11.
 NET_FORWARD = "Net.forward" if sys.version_info >= (3, 11) else "forward"
@@ -406,9 +406,7 @@ def test_contexts_nest_and_end_with_an_exception() -> None:
 def test_other_threads_are_left_alone() -> None:
     net = Net()
     with shapes.detect(net) as report:
-        thread = threading.Thread(target=steps, args=(net, [8]))
-        thread.start()
-        thread.join()
+        elsewhere(lambda: steps(net, [8]))
     assert not report.sites and not report.inputs
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from spellings import SPELLINGS, Spelling, Split, Wrapped, by_size
 from spellings.blocks import SecondVersionUnit
 from step import assert_equal, outputs_and_gradients
 from swapping import pair
-from threads import on_threads
+from threads import at_once, on_threads
 from twins import twins
 
 
@@ -128,23 +128,14 @@ def test_export(spelling: Spelling) -> None:
 
 def test_two_models_in_two_threads() -> None:
     stocks = [nn.Sequential(Split(), Split()), nn.Sequential(SecondVersionUnit(12, 2), Wrapped(by_size, 24))]
-    failures: list[BaseException] = []
 
     def work(stock: nn.Module) -> None:
-        try:
-            for _ in range(5):
-                model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
-                x = torch.randn(2, 12, 4, 8)
-                torch.testing.assert_close(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(5):
+            model = opswap.swap(copy.deepcopy(stock), exact=True, strict=True)
+            x = torch.randn(2, 12, 4, 8)
+            torch.testing.assert_close(outputs_and_gradients(model, x), outputs_and_gradients(stock, x))
 
-    threads = [threading.Thread(target=work, args=(s,)) for s in stocks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    at_once(*(partial(work, s) for s in stocks))
 
 
 class Hostile(nn.Module):

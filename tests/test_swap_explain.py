@@ -6,8 +6,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from spellings.guards import NumberOfSize
 from swapping import images
 from test_swap_live import Net, state
 from test_swap_state import Configured, _override_method, _reorder, _replace_child, _set_inner_part
+from threads import at_once, meanwhile
 
 
 @pytest.fixture(autouse=True)
@@ -446,11 +447,7 @@ class TestLog:
         replicas = [model._replicate_for_data_parallel() for _ in range(4)]
         for r in replicas:
             r._modules = dict(model._modules)
-        threads = [threading.Thread(target=r, args=(images(),)) for r in replicas]
-        for t in threads:
-            t.start()
-        for t in threads:
-            t.join()
+        at_once(*(partial(r, images()) for r in replicas))
         assert len(caplog.messages) == 1
 
     def test_copies_still_pickle(self) -> None:
@@ -464,25 +461,16 @@ def test_threads_do_not_hear_each_other() -> None:
     """One explains a model that runs its original, while others run the same model and another."""
     one, other = opswap.swap(Configured(), exact=True), opswap.swap(Net()).eval()
     one.options["groups"] = 4
-    done = threading.Event()
 
     def run() -> None:
-        while not done.is_set():
-            one(images())
-            other(images())
+        one(images())
+        other(images())
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for t in threads:
-        t.start()
-    try:
+    with meanwhile(run), meanwhile(run):
         for _ in range(5):
             found = opswap.explain(one, images()).outcomes
             assert [(o.calls, o.ran) for o in found] == [(1, 0)] * len(found)
             assert all(o.calls <= 1 for o in opswap.explain(other, images()).outcomes)
-    finally:
-        done.set()
-        for t in threads:
-            t.join()
 
 
 def test_the_fast_path_calls_nothing_more() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import threading
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ import opswap
 from opswap.swap.capture.paths import capture
 from spellings import by_size
 from swapping import images, same
+from threads import meanwhile
 
 
 class Base(nn.Module):
@@ -232,25 +232,17 @@ def test_modules_are_as_they_were() -> None:
 
 
 def test_other_threads_read_and_write_flags_meanwhile() -> None:
-    layer, wrong, stop = nn.Identity(), [], threading.Event()
+    layer = nn.Identity()
 
     def run() -> None:
-        while not stop.is_set():
-            for flag in (True, False):
-                layer.train(flag)
-                if layer.training is not flag or vars(layer)["training"] is not flag:
-                    wrong.append(flag)
+        for flag in (True, False):
+            layer.train(flag)
+            assert layer.training is flag and vars(layer)["training"] is flag
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with meanwhile(run):
         for _ in range(5):
             stock = Passes()
             same(opswap.swap(copy.deepcopy(stock), exact=True).eval(), stock.eval(), images(2, 12, 4, 8))
-    finally:
-        stop.set()
-        thread.join()
-    assert not wrong
 
 
 def test_a_scripted_layer() -> None:

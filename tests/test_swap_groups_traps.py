@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 import opswap
 from grouped import IN, OUT, Body, G, Groups, N
 from step import outputs_and_gradients
+from threads import at_once, meanwhile
 
 pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
@@ -394,24 +394,16 @@ def test_a_weight_may_be_used_twice() -> None:
 
 def test_swaps_in_several_threads_leave_torch_as_it_was() -> None:
     """A trace takes note of calls of torch.zeros, in its own thread."""
-    stock, done, wrong = torch.zeros, threading.Event(), []
+    stock = torch.zeros
 
     def make() -> None:
-        while not done.is_set():
-            if not torch.equal(torch.zeros(2, 3), torch.ones(2, 3) - 1):
-                wrong.append("zeros")
+        assert torch.equal(torch.zeros(2, 3), torch.ones(2, 3) - 1)
 
     def swap() -> None:
         for _ in range(3):
             model = Groups(matmul)
-            if len(opswap.report(opswap.swap(model, strict=True)).swapped) != 1:
-                wrong.append("swap")
+            assert len(opswap.report(opswap.swap(model, strict=True)).swapped) == 1
 
-    maker, swappers = threading.Thread(target=make), [threading.Thread(target=swap) for _ in range(2)]
-    for thread in (maker, *swappers):
-        thread.start()
-    for thread in swappers:
-        thread.join()
-    done.set()
-    maker.join()
-    assert not wrong and torch.zeros is stock
+    with meanwhile(make):
+        at_once(swap, swap)
+    assert torch.zeros is stock

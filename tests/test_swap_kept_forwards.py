@@ -8,7 +8,6 @@ import functools
 import gc
 import pickle
 import sys
-import threading
 import time
 import types
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from opswap.swap.rules import DEFAULT
 from opswap.swap.runtime.reasons import site_names
 from spellings import by_size
 from test_swap_types import CONV, conv, image, ran, wrap
+from threads import at_once
 
 pytestmark = [pytest.mark.usefixtures("one_thread", "seed")]
 
@@ -313,7 +313,6 @@ def test_generated_code_is_read_in_several_threads() -> None:
     """CPython up to 3.12 raises SystemError where the collector lets two threads into ast.parse."""
     model = opswap.swap(nn.Sequential(*(pair() for _ in range(8))), rules=DEFAULT, strict=True)
     code = max((m.opswap_code for m in model.modules() if hasattr(m, "opswap_code")), key=len)
-    errors: list[BaseException] = []
 
     class Cycle:
         def __init__(self) -> None:
@@ -323,27 +322,19 @@ def test_generated_code_is_read_in_several_threads() -> None:
             time.sleep(0)  # lets another thread run
 
     def work() -> None:
-        try:
-            for _ in range(30):
-                made = [Cycle() for _ in range(3)]
-                del made
-                site_names(code)
-        except BaseException as error:
-            errors.append(error)
+        for _ in range(30):
+            made = [Cycle() for _ in range(3)]
+            del made
+            site_names(code)
 
     interval, threshold = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(1e-6)
     gc.set_threshold(100)
     try:
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, work, work)
     finally:
         sys.setswitchinterval(interval)
         gc.set_threshold(*threshold)
-    assert not errors, errors[0]
 
 
 def double(self: nn.Module, x: Tensor, scale: float = 2) -> Tensor:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -25,6 +24,7 @@ from opswap.swap.capture.shell import Shell
 from opswap.swap.capture.tracer import Tracer
 from spellings import Split, Wrapped, by_size
 from swapping import images, same
+from threads import elsewhere, meanwhile
 
 
 class Net(nn.Module):
@@ -65,29 +65,6 @@ def state(model: nn.Module) -> list[object]:
     return [(id(m), m.training, type(m), [(k, id(v)) for k, v in vars(m).items()]) for m in model.modules()]
 
 
-@contextlib.contextmanager
-def repeated_elsewhere(step: Callable[[], None]) -> Iterator[None]:
-    """Call `step` again and again in another thread; an error there is raised here."""
-    done, errors = threading.Event(), []
-
-    def repeat() -> None:
-        try:
-            while not done.is_set():
-                step()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 @every_analysis
 @pytest.mark.parametrize("training", [True, False])
 def test_another_thread_sees_one_model(analyse: Callable[[nn.Module], object], training: bool) -> None:
@@ -101,7 +78,7 @@ def test_another_thread_sees_one_model(analyse: Callable[[nn.Module], object], t
         if found != expected and not seen:
             seen.append(found)
 
-    with repeated_elsewhere(look):
+    with meanwhile(look):
         analyse(model)
     assert not seen and state(model) == expected
 
@@ -117,7 +94,7 @@ def test_another_thread_computes_what_it_did(analyse: Callable[[nn.Module], obje
             if not torch.equal(model(x), expected):
                 wrong.append(1)
 
-    with repeated_elsewhere(run):
+    with meanwhile(run):
         analyse(model)
     assert not wrong
 
@@ -226,44 +203,36 @@ def test_no_generator_is_advanced(
     assert before == model[0].state()
 
 
-@pytest.mark.parametrize("elsewhere", [True, False])
+@pytest.mark.usefixtures("third_thread")
+@pytest.mark.parametrize("others", [True, False])
 @pytest.mark.parametrize("draw", [lambda: torch.rand(3), lambda: torch.zeros(3).normal_(), random.random])
 def test_a_draw_while_a_forward_is_traced(
-    draw: Callable[[], object], elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+    draw: Callable[[], object], others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That of another thread stays drawn, and refuses nothing; that of the trace is undone, and refuses it."""
     traces: list[int] = []
     trace = Tracer.trace
 
     def trace_and_draw(tracer: Tracer, root: nn.Module) -> object:
-        if not elsewhere:
+        if not others:
             draw()
         elif not traces:
-            other = threading.Thread(target=draw)
-            other.start()
-            other.join()
+            elsewhere(draw)
         traces.append(1)
         return trace(tracer, root)
 
     monkeypatch.setattr(Tracer, "trace", trace_and_draw)
     model, states = Split(), [random.getstate(), torch.get_rng_state()]
-    if elsewhere:
+    if others:
         draw()
         after = [random.getstate(), torch.get_rng_state()]
         random.setstate(states[0])
         torch.set_rng_state(states[1])
         states = after
-    alive = threading.Event()
-    third = threading.Thread(target=alive.wait)
-    third.start()
-    try:
-        report = opswap.scan(model, exact=True)
-    finally:
-        alive.set()
-        third.join()
+    report = opswap.scan(model, exact=True)
     assert traces and random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
-    assert bool(report.swapped) == elsewhere
-    assert elsewhere or "draws random numbers" in report.kept[0].reason
+    assert bool(report.swapped) == others
+    assert others or "draws random numbers" in report.kept[0].reason
 
 
 class Writes(nn.Module):

@@ -8,7 +8,7 @@ import copy
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from opswap.swap.rules import DEFAULT
 from spellings import Split
 from swapping import images
 from test_swap_verify import wrong
+from threads import elsewhere
 
 pytestmark = [pytest.mark.once, pytest.mark.usefixtures("one_thread")]
 
@@ -123,27 +124,19 @@ def test_the_other_thread_trains_as_if_alone(name: str) -> None:
     assert torch.get_num_threads() == 1 and torch.is_grad_enabled()
 
 
+@pytest.mark.usefixtures("third_thread")
 def test_a_run_on_examples_does_not_wind_back_what_others_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread draws while the copy of the model runs; afterwards it draws other numbers."""
     drawn: list[Tensor] = []
-    waiting = threading.Event()
-    keeper = threading.Thread(target=waiting.wait)  # so that the process has two threads throughout
-    keeper.start()
     plain = nn.Conv2d._conv_forward
 
     def draw(self: nn.Conv2d, *args: Any) -> Tensor:
         if isinstance(args[0], Tensor) and type(args[0]) is Tensor:
-            other = threading.Thread(target=lambda: drawn.append(torch.rand(4)))
-            other.start()
-            other.join(60)
+            drawn.append(elsewhere(lambda: torch.rand(4)))
         return plain(self, *args)
 
-    try:
-        monkeypatch.setattr(nn.Conv2d, "_conv_forward", draw)
-        opswap.swap(make_net(), example_inputs=(images(),))
-    finally:
-        waiting.set()
-        keeper.join(60)
+    monkeypatch.setattr(nn.Conv2d, "_conv_forward", draw)
+    opswap.swap(make_net(), example_inputs=(images(),))
     drawn.append(torch.rand(4))
     assert len(drawn) > 1
     assert not any(torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
@@ -178,24 +171,18 @@ DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.fixture
-def others_draw(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def others_draw(third_thread: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """At each convolution another thread draws one number more from the process's generator; how many it were."""
     drawn: list[int] = [0]
-    waiting, plain = threading.Event(), F.conv2d
-    keeper = threading.Thread(target=waiting.wait)
-    keeper.start()
+    plain = F.conv2d
 
     def conv2d(*args: Any, **kwargs: Any) -> Tensor:
         drawn.append(drawn[-1] + 1)
-        other = threading.Thread(target=lambda: torch.rand(drawn[-1]))
-        other.start()
-        other.join(60)
+        elsewhere(lambda: torch.rand(drawn[-1]))
         return plain(*args, **kwargs)
 
     monkeypatch.setattr(F, "conv2d", conv2d)
-    yield drawn
-    waiting.set()
-    keeper.join(60)
+    return drawn
 
 
 @pytest.mark.parametrize("name", DRAWS)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -18,6 +17,7 @@ import opswap
 from replay_cases import LAST
 from spellings import messages
 from spellings.guards import Only
+from threads import meanwhile
 
 Body = Callable[[Tensor], Tensor]
 SIZES = ((2, 4, 4, 8), (2, 4, 8, 4), (1, 4, 2, 2), (2, 6, 4, 8), (2, 4, 4))
@@ -237,32 +237,27 @@ def test_in_evaluation_each_call_warns(kept: Kept) -> None:
 
 
 def test_other_threads_go_on_meanwhile(kept: Kept) -> None:
-    written, stop = [0], threading.Event()
+    written = [0]
 
     def write() -> None:
-        log = logging.getLogger("spellings.thread")
-        while not stop.is_set():
-            log.warning("from a thread")
-            written[0] += 1
-            warnings.warn("from a thread", UserWarning, 1)
-            warnings.warn("from a thread", stacklevel=1)
+        logging.getLogger("spellings.thread").warning("from a thread")
+        written[0] += 1
+        warnings.warn("from a thread", UserWarning, 1)
+        warnings.warn("from a thread", stacklevel=1)
 
-    thread = threading.Thread(target=write)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        thread.start()
-        for _ in range(20):
-            swapped(messages.logs)
-            swapped(messages.warns)
-        stop.set()
-        thread.join()
+        with meanwhile(write):
+            for _ in range(20):
+                swapped(messages.logs)
+                swapped(messages.warns)
     lines = [line for line in kept.lines if line[0] == "spellings.thread"]
     assert len(lines) == written[0] > 0
-    assert {line[4:] for line in lines} == {(__file__, write.__code__.co_firstlineno + 3, "write")}
+    assert {line[4:] for line in lines} == {(__file__, write.__code__.co_firstlineno + 1, "write")}
     assert len(caught) == 2 * written[0]
     assert {(w.filename, w.lineno - write.__code__.co_firstlineno) for w in caught} == {
-        (__file__, 5),
-        (__file__, 6),
+        (__file__, 3),
+        (__file__, 4),
     }
     assert warnings.warn.__module__ == "_warnings" and logging.Logger.debug.__module__ == "logging"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import re
-import threading
 from collections.abc import Callable
 from unittest import mock
 
@@ -19,6 +18,7 @@ from opswap.ops import channels
 from opswap.swap.runtime.guards import replaces
 from spellings import SPELLINGS, TRAPS, Cut, Spelling, Split, Wrapped, all_constants, by_size, chunk
 from step import assert_equal, outputs_and_gradients
+from threads import meanwhile
 
 
 @pytest.fixture(params=["shipped", "contiguous", "channels_last"])
@@ -205,22 +205,10 @@ def test_the_smallest_module_is_rewritten() -> None:
 
 
 def test_capture_leaves_other_threads_alone() -> None:
-    elsewhere = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
-    results: list[object] = []
-    done = threading.Event()
-
-    def meanwhile() -> None:
-        while not done.is_set():
-            try:
-                results.append(type(elsewhere(torch.ones(1, 3))))
-            except Exception as error:
-                results.append(error)
-
-    thread = threading.Thread(target=meanwhile)
-    thread.start()
-    found = [len(opswap.scan(Wrapped(by_size), exact=True).swapped) for _ in range(20)]
-    done.set()
-    thread.join()
+    other = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    results: list[type] = []
+    with meanwhile(lambda: results.append(type(other(torch.ones(1, 3))))):
+        found = [len(opswap.scan(Wrapped(by_size), exact=True).swapped) for _ in range(20)]
     assert set(found) == {1} and set(results) == {Tensor}
 
 

@@ -22,24 +22,7 @@ from opswap.swap.capture.patches import Patches
 from opswap.swap.capture.tracer import Tracer
 from spellings import Split, by_size
 from swapping import images, same
-
-
-def elsewhere(step: Callable[[], Any]) -> Any:
-    """What `step` returns or raises in another thread."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(step())
-        except BaseException as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(60)
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return found[0]
+from threads import elsewhere
 
 
 class Shuffled(nn.Module):

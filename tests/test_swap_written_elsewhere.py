@@ -21,7 +21,7 @@ from opswap.swap.capture.follow import Follower
 from opswap.swap.capture.tracer import Tracer
 from spellings import by_size
 from swapping import images
-from test_swap_threads import elsewhere
+from threads import elsewhere
 
 pytestmark = pytest.mark.once
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opswap
 from functional_cases import Case, as_tuple, modules
+from threads import at_once
 from transforms import (
     argnums,
     assert_near,
@@ -249,11 +249,7 @@ def test_two_threads_at_once(case: Case) -> None:
             if not all(map(torch.equal, step(case.ours, case, tensors), want)):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, work)
     assert not wrong
 
 

@@ -1,17 +1,68 @@
 # SPDX-License-Identifier: MIT
-"""Code on other numbers of torch's threads."""
+"""Code in other threads, and on other numbers of torch's threads."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from inputs import same_bits
 
-__all__ = ["on_threads", "same_on_any_threads"]
+__all__ = ["at_once", "elsewhere", "meanwhile", "on_threads", "same_on_any_threads"]
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """What the calls return, each in a thread of its own, all at once; the first error is raised here."""
+    results, errors = [None] * len(works), []
+
+    def run(i: int) -> None:
+        try:
+            results[i] = works[i]()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive(), "a thread waits for ever"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """What `call` returns or raises in another thread."""
+    return at_once(call)[0]
+
+
+@contextmanager
+def meanwhile(step: Callable[[], Any]) -> Iterator[None]:
+    """Call `step` again and again in another thread; an error there is raised here."""
+    done, errors = threading.Event(), []
+
+    def repeat() -> None:
+        try:
+            while not done.is_set():
+                step()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 @contextmanager
