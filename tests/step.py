@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +38,27 @@ def outcome(call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         return type(error), str(error)
+
+
+def assert_same_error(
+    ours: Callable[[], Any], stock: Callable[[], Any], text: int | None = None
+) -> BaseException:
+    """Both calls raise errors of one type whose first `text` characters are equal, all if None; returns ours."""
+    with pytest.raises(Exception) as wanted:
+        stock()
+    with pytest.raises(wanted.type) as found:
+        ours()
+    assert found.type is wanted.type and str(found.value)[:text] == str(wanted.value)[:text]
+    return found.value
+
+
+def assert_same_outcome(ours: Callable[[], Any], stock: Callable[[], Any], text: int | None = None) -> None:
+    """Both calls return near tensors, or raise the same error as in `assert_same_error`."""
+    found, wanted = outcome(ours), outcome(stock)
+    if isinstance(wanted, Tensor):
+        torch.testing.assert_close(found, wanted)
+    else:
+        assert found[0] is wanted[0] and found[1][:text] == wanted[1][:text]
 
 
 def assert_near_by_kernels(model: nn.Module, stock: nn.Module, x: Tensor, calls: int) -> None:

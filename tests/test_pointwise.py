@@ -21,6 +21,7 @@ from inputs import layout_of
 from nearness import assert_within_roundings
 from opswap import functional as F
 from opswap.ops import pointwise, reduced_precision
+from step import assert_same_error
 from surviving import survive
 from threads import same_on_any_threads
 
@@ -304,11 +305,7 @@ def test_torch_serves_the_rest(kind: str) -> None:
 @pytest.mark.parametrize("grad", [True, False])
 def test_strides_that_torch_refuses(stride: Any, grad: bool) -> None:
     tensors = [t.detach().requires_grad_(grad) for t in inputs((2, 6, 4, 4), 4)]
-    with pytest.raises(Exception) as theirs:
-        T.conv2d(*tensors, stride)
-    with pytest.raises(theirs.type) as ours:
-        F.pointwise_conv2d(*tensors, stride)
-    assert str(ours.value)[:60] == str(theirs.value)[:60]
+    assert_same_error(lambda: F.pointwise_conv2d(*tensors, stride), lambda: T.conv2d(*tensors, stride), 60)
 
 
 FIRST_OF_REPVGG = """
@@ -337,11 +334,8 @@ def test_the_heap_stays_whole(kernels: None) -> None:
 def test_sizes_that_do_not_fit(weight: tuple[int, ...], bias: tuple[int, ...] | None) -> None:
     x = torch.randn(2, 6, 4, 4).contiguous(memory_format=LAST)
     tensors = (x, torch.randn(weight), None if bias is None else torch.randn(bias))
-    with pytest.raises(RuntimeError) as theirs:
-        T.conv2d(*tensors)
-    with pytest.raises(RuntimeError) as ours:
-        F.pointwise_conv2d(*tensors)
-    assert str(ours.value) == str(theirs.value)
+    error = assert_same_error(lambda: F.pointwise_conv2d(*tensors), lambda: T.conv2d(*tensors))
+    assert type(error) is RuntimeError
 
 
 def test_larger_kernels_are_refused() -> None:

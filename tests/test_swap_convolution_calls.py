@@ -17,7 +17,7 @@ import opswap
 from nearness import assert_model_as_near
 from opswap.ops.depthwise import depthwise_wins
 from opswap.ops.pointwise import pointwise_wins
-from step import outcome
+from step import assert_same_outcome
 
 LAST = torch.channels_last
 
@@ -233,11 +233,7 @@ def test_what_changes_is_noticed(change: str) -> None:
         torch.manual_seed(1)
         CHANGES[change](m[0])
     x = images()
-    ours, theirs = outcome(lambda: model(x)), outcome(lambda: stock(x))
-    if isinstance(theirs, Tensor):
-        torch.testing.assert_close(ours, theirs)
-    else:
-        assert ours[0] is theirs[0]
+    assert_same_outcome(lambda: model(x), lambda: stock(x), 0)
 
 
 def test_without_example_inputs_the_weight_is_that_of_the_module() -> None:
