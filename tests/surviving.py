@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Code that tries to crash the process, run in a process of its own, which must end by itself."""
+"""Code in other processes: any code, code that tries to crash, and the commands of opswap."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
-__all__ = ["survive"]
+__all__ = ["command", "python", "survive"]
 
 PRELUDE = """
 import faulthandler, sys, threading
@@ -54,12 +55,25 @@ def attempt(name, call):
 """
 
 
-def survive(code: str, timeout: float = 300, **environment: str) -> str:
-    """Run the code in a process of its own and return what it printed; fail if the process did not end well."""
+def python(
+    code: str | Path, *args: str, cwd: Path | None = None, timeout: float = 300, **environment: str
+) -> str:
+    """Run the code, or the file, in another process; return what it printed, or fail with the end of its errors."""
+    run = [sys.executable, *([str(code)] if isinstance(code, Path) else ["-c", code]), *args]
     env = {**os.environ, **environment}
-    # Under the sanitizers an allocation that cannot be must fail as it does without them.
-    env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1"
-    command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout)
+    done = subprocess.run(run, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=timeout)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
+
+
+def survive(code: str, timeout: float = 300, **environment: str) -> str:
+    """Run code that may crash the process, behind the prelude, and return what it printed."""
+    # Under the sanitizers an allocation that cannot be must fail as it does without them.
+    options = os.environ.get("ASAN_OPTIONS", "") + ":allocator_may_return_null=1"
+    return python(PRELUDE + textwrap.dedent(code), timeout=timeout, ASAN_OPTIONS=options, **environment)
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `python3 -m opswap` with these words in the folder."""
+    run = [sys.executable, "-m", "opswap", *words]
+    return subprocess.run(run, cwd=folder, capture_output=True, text=True, check=False, timeout=300)

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import opswap
 from opswap import _np, shapes
+from surviving import python
 from threads import at_once, meanwhile
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,11 +42,8 @@ print(module.isa_current())
 
 @pytest.mark.parametrize("tier", ["scalar", ""])
 def test_the_extension_needs_no_torch(tier: str) -> None:
-    env = {**os.environ, "OPSWAP_ISA": tier}
-    command = [sys.executable, "-c", _ALONE, _np.__file__]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == (tier or done.stdout.strip())
+    found = python(_ALONE, _np.__file__, OPSWAP_ISA=tier).strip()
+    assert found == (tier or found)
 
 
 def test_the_tier_follows_that_of_opswap() -> None:

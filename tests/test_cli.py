@@ -3,7 +3,6 @@
 
 import dataclasses
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 import opswap
 from opswap import _machine, cli, doctor
 from opswap.memory import page_faults
+from surviving import command
 
 _MODELS = """
 import torch
@@ -77,10 +77,8 @@ def test_bad_arguments_exit_with_2_and_quote_the_value(
 
 
 def test_python_dash_m_prints_the_version() -> None:
-    command = [sys.executable, "-m", "opswap", "--version"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == (
-        f"opswap {opswap.__version__}\n"
-    )
+    done = command(Path(), "--version")
+    assert (done.returncode, done.stdout) == (0, f"opswap {opswap.__version__}\n")
 
 
 @pytest.mark.parametrize("name", ["shuffled", "instance"])

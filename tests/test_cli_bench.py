@@ -25,6 +25,7 @@ from opswap.bench.cases import FAMILIES, models, peers
 from opswap.bench.selection import Selection
 from opswap.commands import bench
 from opswap.memory.switches import reuse_freed, reuse_kept, reuses_freed
+from surviving import python
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -249,16 +250,9 @@ class TestSelection:
         assert "channels_last" not in listed and listed
 
     def test_the_script_of_the_repository_is_the_same(self, capsys: pytest.CaptureFixture[str]) -> None:
-        script = ROOT / "benchmarks" / "run.py"
-        done = subprocess.run(
-            [sys.executable, str(script), *FEW, "--list"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ,
-        )
+        printed = python(ROOT / "benchmarks" / "run.py", *FEW, "--list")
         cli.main(["bench", *FEW, "--list"])
-        assert done.stdout == capsys.readouterr().out
+        assert printed == capsys.readouterr().out
 
 
 class TestCompare:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +13,10 @@ from torch.utils import cpp_extension
 
 import opswap
 from opswap import _core
+from surviving import python
 from threads import on_threads
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
-
-
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
 
 
 def test_tiers_are_ordered_and_limit_restores() -> None:
@@ -48,9 +42,9 @@ def test_limit_refuses_other_names(bad: object, error: type[Exception]) -> None:
 
 def test_the_environment_caps_the_tier() -> None:
     code = "import opswap; opswap.isa.limit('avx512'); print(opswap.isa.current(), *opswap.isa.available())"
-    assert run_python(code, OPSWAP_ISA="scalar").stdout.split() == ["scalar", "scalar"]
-    bad = run_python("import opswap", OPSWAP_ISA="fast")
-    assert bad.returncode != 0 and "expected scalar, neon, avx2 or avx512, got 'fast'" in bad.stderr
+    assert python(code, OPSWAP_ISA="scalar").split() == ["scalar", "scalar"]
+    with pytest.raises(AssertionError, match="expected scalar, neon, avx2 or avx512, got 'fast'"):
+        python("import opswap", OPSWAP_ISA="fast")
 
 
 def test_threads_follow_torch() -> None:

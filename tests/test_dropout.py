@@ -9,8 +9,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +24,7 @@ from opswap import functional as F
 from opswap.ops import dropout as module
 from opswap.swap.rules import dropout as rule
 from step import assert_same_error
+from surviving import python
 from threads import at_once, on_threads
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -210,9 +209,7 @@ threading.Thread(target=work).start()
 
 
 def test_first_call_after_the_main_thread() -> None:
-    command = [sys.executable, "-c", AFTER_THE_MAIN_THREAD]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout == "trained 2\n", done.stderr
+    assert python(AFTER_THE_MAIN_THREAD) == "trained 2\n"
 
 
 def test_scale_as_torch_rounds_it() -> None:

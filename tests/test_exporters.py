@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import functional_cases
 import opswap
 import opswap.functional as F
 from functional_cases import FUNCTIONS, Case, as_tuple
+from surviving import python
 from versions import before
 
 MODULES = functional_cases.modules()
@@ -244,11 +244,7 @@ class TestTraceOfModels:
                 save(name, model, (x,))
             for i, case in enumerate([*FUNCTIONS, *MODULES]):
                 save(f"case{i}", case.ours, case.inputs())
-        result = subprocess.run(
-            [sys.executable, "-c", _LOAD, str(tmp_path)], capture_output=True, text=True, timeout=300
-        )
-        assert result.returncode == 0, result.stderr
-        assert sorted(result.stdout.split()) == sorted(expected)
+        assert sorted(python(_LOAD, str(tmp_path)).split()) == sorted(expected)
 
 
 class Shuffled(nn.Module):

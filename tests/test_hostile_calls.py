@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch.nn.functional as T
 from torch import Tensor
 
 import opswap.functional as F
+from surviving import python
 
 _CALLS = 500
 
@@ -23,16 +22,10 @@ _CALLS = 500
 def test_random_calls(seed: int, tmp_path: Path) -> None:
     """A failure shows the seed and the call; hostile_calls.py repeats it."""
     script = Path(__file__).with_name("hostile_calls.py")
-    result = subprocess.run(
-        [sys.executable, str(script), str(seed), str(_CALLS)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=tmp_path,
-    )
-    last = (tmp_path / f"{seed}.log").read_text()
-    assert result.returncode == 0, f"{last}: {result.stderr[-2000:]}"
-    assert result.stdout == f"{_CALLS} calls\n"
+    try:
+        assert python(script, str(seed), str(_CALLS), cwd=tmp_path, timeout=400) == f"{_CALLS} calls\n"
+    finally:
+        print((tmp_path / f"{seed}.log").read_text())
 
 
 X = torch.ones(2, 4, 6, 6)

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import opswap
+from surviving import python
 
 # Prints what the import has changed, one line each: names of torch's modules and classes, and settings of the process.
 _COMPARE = """
@@ -67,15 +65,11 @@ for key in dict.fromkeys((*before, *after)):
 
 
 def test_import_changes_nothing() -> None:
-    result = subprocess.run([sys.executable, "-c", _COMPARE], capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == ""
+    assert python(_COMPARE) == ""
 
 
 def test_import_with_every_warning_an_error() -> None:
-    code = "import torch, warnings; warnings.simplefilter('error'); import opswap"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
-    assert result.returncode == 0, result.stderr
+    python("import torch, warnings; warnings.simplefilter('error'); import opswap")
 
 
 class SyncBatchNormAct(nn.SyncBatchNorm):

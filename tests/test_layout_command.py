@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from opswap import cli
+from surviving import command
 
 _TRAIN = """
 import argparse, sys
@@ -143,28 +144,15 @@ def test_steps(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_steps_without_an_optimizer_are_backward_passes(folder: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "opswap",
-        "layout",
-        "--steps",
-        "2",
-        *SCRIPT,
-        "--epochs",
-        "9",
-        "--no-optimizer",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = command(folder, "layout", "--steps", "2", *SCRIPT, "--epochs", "9", "--no-optimizer")
     assert done.returncode == 0, done.stderr
     assert "epoch 1" in done.stdout and "epoch 2" not in done.stdout and "aten._softmax" in done.stdout
 
 
 def test_ctrl_c(folder: Path) -> None:
-    command = [sys.executable, "-m", "opswap", "layout", *SCRIPT, "--end", "wait"]
     # A shell that starts the tests in the background has them, and all their children, ignore the signal.
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "opswap", "layout", *SCRIPT, "--end", "wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -185,9 +173,7 @@ def test_a_forked_child_does_not_report(folder: Path) -> None:
     (folder / "forks.py").write_text(
         "import os, sys\nchild = os.fork()\nif not child:\n    sys.exit(0)\nos.waitpid(child, 0)\n"
     )
-    command = [sys.executable, "-m", "opswap", "layout", "--", "forks.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.stdout.count("opswap.layout:") == 1
+    assert command(folder, "layout", "--", "forks.py").stdout.count("opswap.layout:") == 1
 
 
 def test_a_module(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

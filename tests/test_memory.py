@@ -17,6 +17,7 @@ from torch import nn
 
 import opswap
 from opswap import memory
+from surviving import python
 from threads import elsewhere, on_threads
 
 SMALL, TINY = 1e-30, 1e-10
@@ -149,10 +150,7 @@ for kept, size in (False, 48), (True, 48), (False, 400):  # the last one fits in
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer has replaced malloc")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_freed_blocks_are_kept() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", _COUNT_PAGE_FAULTS], capture_output=True, text=True, check=True
-    )
-    before, kept, after = map(float, run.stdout.split())
+    before, kept, after = map(float, python(_COUNT_PAGE_FAULTS).split())
     assert kept < before / 2
     assert after > before / 2
 
@@ -213,7 +211,4 @@ def test_the_wait_for_threads_does_not_follow_a_clock_that_is_set(tmp_path: Path
     source.write_text(JUMPS)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     preload = " ".join(filter(None, (os.environ.get("LD_PRELOAD"), str(library))))
-    command = [sys.executable, "-c", EVERY_THREAD]
-    environment = {**os.environ, "LD_PRELOAD": preload}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
-    assert result.stdout == "ran\n", result.stderr
+    assert python(EVERY_THREAD, LD_PRELOAD=preload) == "ran\n"

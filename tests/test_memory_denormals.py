@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import json
 import platform
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import opswap
 from opswap import _core, memory
 from opswap.memory.counting import count_denormals
 from opswap.memory.timing import time_operator, time_step
+from surviving import command
 from threads import elsewhere
 
 SWITCH = platform.machine() in ("x86_64", "AMD64", "aarch64", "arm64")
@@ -424,22 +423,17 @@ if __name__ == "__main__":
 """
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "nets.py").write_text(NETS)
-    run = [sys.executable, "-m", "opswap", "denormals", *arguments]
-    return subprocess.run(run, cwd=folder, capture_output=True, text=True)
-
-
 def test_command(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(NETS)
     size = ("--input", "2x3x8x8", "--backward")
-    run = command(tmp_path, "nets:weak", *size, "--json", "out.json", "--strict")
+    run = command(tmp_path, "denormals", "nets:weak", *size, "--json", "out.json", "--strict")
     assert run.returncode == 1 and "27 of 108 numbers are denormal" in run.stdout, run.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["summary"]["modules"] == 1 and (found["summary"]["step_seconds"] is not None) is SWITCH
-    run = command(tmp_path, "--plot", "out.png", "--", "nets.py")
+    run = command(tmp_path, "denormals", "--plot", "out.png", "--", "nets.py")
     assert run.returncode == 0 and run.stdout.index("end of the script") < run.stdout.index("opswap.memory")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    assert "python3 -m opswap denormals" in command(tmp_path, "--help").stdout
+    assert "python3 -m opswap denormals" in command(tmp_path, "denormals", "--help").stdout
 
 
 def test_readme_blocks_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -18,6 +16,7 @@ import opswap
 from opswap import cli, doctor
 from opswap.memory import page_faults
 from opswap.memory.page_faults import AllocatorCost, Faults, allocator_cost
+from surviving import python
 
 pytestmark = pytest.mark.once
 
@@ -35,9 +34,7 @@ sys.exit(cli.main(["doctor", "--json", "-"]))
 @pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="another allocator is loaded")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 def test_a_step_is_measured() -> None:
-    command = [sys.executable, "-c", _DOCTOR]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(run.stdout)["page_faults"]
+    found = json.loads(python(_DOCTOR))["page_faults"]
     assert found["now"]["count"] > 20_000 and found["kept"]["count"] < found["now"]["count"] / 4
     assert found["now"]["milliseconds"] > 0
     assert "after opswap.memory.reuse_freed(True), which opswap.optimize calls" in found["advice"]

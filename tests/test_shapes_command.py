@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
+
+from surviving import command
 
 SCRIPT = """
 import sys, torch
@@ -22,14 +21,10 @@ print("end of the script")
 """
 
 
-def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(textwrap.dedent(SCRIPT))
-    run = [sys.executable, "-m", "opswap", "shapes", *arguments]
-    return subprocess.run(run, cwd=folder, capture_output=True, text=True)
-
-
 def test_command_runs_a_script(tmp_path: Path) -> None:
-    run = command(tmp_path, "--steps", "2", "--json", "out.json", "--strict", "--", "train.py", "9")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    options = ("--steps", "2", "--json", "out.json", "--strict")
+    run = command(tmp_path, "shapes", *options, "--", "train.py", "9")
     assert run.returncode == 1 and "end of the script" not in run.stdout, run.stderr
     assert "train.py:8" in run.stdout and "torch.where(y > 0, y, 0).sum().backward()" in run.stdout
     found = {
@@ -38,11 +33,14 @@ def test_command_runs_a_script(tmp_path: Path) -> None:
         if s["phase"] == "forward"
     }
     assert found == {"size": 2, "input": 2}
-    assert command(tmp_path, "--", "train.py", "1").returncode == 0
+    assert command(tmp_path, "shapes", "--", "train.py", "1").returncode == 0
 
 
 def test_command_runs_a_factory(tmp_path: Path) -> None:
-    run = command(tmp_path, "opswap.models:shufflenet_v2_x0_5", "--input", "1x3x64x64", "--backward")
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run = command(
+        tmp_path, "shapes", "opswap.models:shufflenet_v2_x0_5", "--input", "1x3x64x64", "--backward"
+    )
     assert run.returncode == 0 and "no shape depends on data" in run.stdout
-    assert command(tmp_path, "--backward", "--", "train.py").returncode == 2
-    assert "python3 -m opswap shapes" in command(tmp_path, "--help").stdout
+    assert command(tmp_path, "shapes", "--backward", "--", "train.py").returncode == 2
+    assert "python3 -m opswap shapes" in command(tmp_path, "shapes", "--help").stdout

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata
 from pathlib import Path
@@ -25,6 +23,7 @@ from spellings.blocks import SecondVersionUnit
 from spellings.permutations import ORDER, Indexed, index
 from spellings.shuffles import by_rearrange, every_second, inverse, merged_plane, start_of_block
 from step import assert_equal, outputs_and_gradients
+from surviving import python
 from versions import TORCH, before
 
 pytestmark = pytest.mark.usefixtures("every_rule_applies")
@@ -48,7 +47,7 @@ def test_dynamo_does_not_take_what_a_trace_puts_in_place() -> None:
         "function = t.nn.Module.__getattr__\n"
         "assert getattr(utils, 'unpatched_nn_module_getattr', function) is function"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=300)
+    python(code, cwd=Path(__file__).parent)
 
 
 @pytest.mark.parametrize(
