@@ -12,7 +12,7 @@ import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
-from counted import counts
+from counted import chains, counts
 from nearness import assert_model_as_near
 from opswap.nn.frozen import FROZEN
 from opswap.ops import conv, reduced_precision
@@ -73,9 +73,8 @@ def pair(dtype: torch.dtype, act: Callable[[], nn.Module] = nn.ReLU6) -> tuple[C
 
 
 def ran() -> tuple[int, int]:
-    kernels, references = counts()
-    assert not references.get("conv_chain_backward")
-    return kernels.get("conv_chain", 0), kernels.get("conv_chain_backward", 0)
+    assert not counts()[1].get("conv_chain_backward")
+    return chains()
 
 
 @pytest.mark.parametrize("act", [nn.ReLU, nn.ReLU6, nn.Hardswish])

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opswap
 from conv_cases import BAD_CALLS, FLOATS, LAST, image
+from counted import kernels
 from inputs import same_bits
 from nearness import Quantities, assert_as_near, named
 from opswap import _core
@@ -93,7 +94,7 @@ def test_slices_of_channels() -> None:
     results = [
         torch.autograd.grad(f(whole[:, 20:44], w, b).sin().sum(), (whole, w, b)) for f in (F.conv2d, T.conv2d)
     ]
-    assert opswap.stats()["kernel"]["conv2d_backward"] == 1
+    assert kernels("conv2d_backward") == 1
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -115,7 +116,7 @@ def test_gradients_of_other_layouts() -> None:
         results = [torch.autograd.grad(f(x, w, b), (x, w, b), grad) for f in (F.conv2d, T.conv2d)]
         for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert opswap.stats()["kernel"]["conv2d_backward"] == 3
+    assert kernels("conv2d_backward") == 3
 
 
 @pytest.mark.usefixtures("served")
@@ -134,7 +135,7 @@ def test_gradients_of_other_layouts() -> None:
 def test_torch_serves_the_rest(change: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
     arguments, options = change(*leaves_of())
     F.conv2d(*arguments, **options)
-    assert not opswap.stats()["kernel"].get("conv2d_backward")
+    assert not kernels("conv2d_backward")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_autocast_is_torchs() -> None:
         ours, theirs = F.conv2d(x, w, b), T.conv2d(x, w, b)
     assert ours.dtype is theirs.dtype is torch.bfloat16
     ours.sum().backward()
-    assert not opswap.stats()["kernel"].get("conv2d_backward")
+    assert not kernels("conv2d_backward")
 
 
 @pytest.mark.usefixtures("served")
@@ -200,7 +201,7 @@ def test_under_every_watcher() -> None:
     assert "aten::_convolution" in str(traced.inlined_graph)
     compiled = torch.compile(module.forward, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x))
-    assert not opswap.stats()["kernel"].get("conv2d_backward")
+    assert not kernels("conv2d_backward")
 
 
 @pytest.mark.usefixtures("served")
@@ -219,7 +220,7 @@ def test_checkpointing(use_reentrant: bool) -> None:
             results[-1] = (x.grad, w.grad, b.grad)
     for once, again in zip(*results, strict=True):
         assert same_bits(once, again)
-    assert opswap.stats()["kernel"]["conv2d_backward"] == 2
+    assert kernels("conv2d_backward") == 2
 
 
 @pytest.mark.usefixtures("served")

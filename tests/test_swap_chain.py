@@ -16,6 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import opswap
+from counted import chains
 from nearness import assert_model_as_near
 from opswap.models import shufflenet_v2_x0_5, shufflenet_v2_x1_0
 from opswap.ops import reduced_precision
@@ -73,11 +74,6 @@ class Residual(nn.Module):
 
 def images(size: int = 9, channels: int = 16) -> Tensor:
     return torch.randn(4, channels, size, size).contiguous(memory_format=LAST)
-
-
-def chains() -> tuple[int, int]:
-    counted = opswap.stats()["kernel"]
-    return counted.get("conv_chain", 0), counted.get("conv_chain_backward", 0)
 
 
 def swapped(model: nn.Module) -> nn.Module:

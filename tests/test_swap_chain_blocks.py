@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import chains
 from nearness import assert_model_as_near
 from norm_act import NormAct, convolution
 from opswap.swap.rules import DEFAULT
@@ -105,11 +106,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def images() -> Tensor:
     return torch.randn(4, 16, 9, 9).contiguous(memory_format=LAST)
-
-
-def chains() -> tuple[int, int]:
-    counted = opswap.stats()["kernel"]
-    return counted.get("conv_chain", 0), counted.get("conv_chain_backward", 0)
 
 
 def swapped(model: nn.Module, **options: Any) -> nn.Module:

@@ -12,6 +12,7 @@ import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
+from counted import kernels
 from nearness import assert_model_as_near
 from opswap.models import lprnet, shufflenet_v2_x0_5
 from opswap.ops import reduced_precision
@@ -96,7 +97,7 @@ def test_evaluation(name: str) -> None:
     opswap.reset_stats()
     with torch.no_grad():
         torch.testing.assert_close(model(images()).shape, stock(images()).shape)
-    assert opswap.stats()["kernel"].get("conv_chain", 0) == count
+    assert kernels("conv_chain") == count
     assert list(opswap.unswap(model).state_dict()) == list(stock.state_dict())
 
 
@@ -109,7 +110,7 @@ def test_training_is_that_of_the_other_rules(name: str, one_thread: None) -> Non
     assert_equal(outputs_and_gradients(with_rule, x), outputs_and_gradients(without, x))
     for a, b in zip(with_rule.buffers(), without.buffers(), strict=True):
         assert torch.equal(a, b)
-    assert not opswap.stats()["kernel"].get("conv_chain", 0)
+    assert not kernels("conv_chain")
 
 
 def test_evaluation_with_a_graph() -> None:
@@ -117,7 +118,7 @@ def test_evaluation_with_a_graph() -> None:
     model = opswap.swap(copy.deepcopy(stock))
     assert_model_as_near(model, stock, lambda: (images().requires_grad_(),))
     model(images()).sum().backward()
-    assert not opswap.stats()["kernel"].get("conv_chain", 0)
+    assert not kernels("conv_chain")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +256,7 @@ def test_changes_after_the_swap(how: str, count: int, frozen: bool) -> None:
         x = x.double() if how == "double" else x
         for _ in range(2):
             torch.testing.assert_close(model(x), stock(x))
-    assert opswap.stats()["kernel"].get("conv_chain", 0) == count
+    assert kernels("conv_chain") == count
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -313,7 +314,7 @@ def test_statistics_that_move_while_the_convolution_evaluates() -> None:
             m.eval()
         opswap.reset_stats()
         torch.testing.assert_close(model(x), stock(x))
-    assert opswap.stats()["kernel"].get("conv_chain", 0) == 1
+    assert kernels("conv_chain") == 1
 
 
 def test_a_view_of_the_same_weights_is_folded_anew() -> None:
@@ -327,7 +328,7 @@ def test_a_view_of_the_same_weights_is_folded_anew() -> None:
             m[0].weight = nn.Parameter(m[0].weight.detach().transpose(2, 3))
         opswap.reset_stats()
         torch.testing.assert_close(model(x), stock(x))
-    assert opswap.stats()["kernel"].get("conv_chain", 0) == 1
+    assert kernels("conv_chain") == 1
 
 
 def test_large_weights_need_freeze() -> None:
@@ -339,7 +340,7 @@ def test_large_weights_need_freeze() -> None:
         opswap.reset_stats()
         with torch.no_grad():
             torch.testing.assert_close(ours(x), stock(x))
-        assert opswap.stats()["kernel"].get("conv_chain", 0) == counted
+        assert kernels("conv_chain") == counted
         opswap.freeze(ours)
 
 
@@ -382,4 +383,4 @@ def test_compiled_traced_and_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(traced(x), stock(x), rtol=1e-4, atol=1e-4)
         with torch.autocast("cpu", torch.bfloat16):
             torch.testing.assert_close(model(x), stock(x), rtol=0.05, atol=0.1)
-    assert not opswap.stats()["kernel"].get("conv_chain", 0)
+    assert not kernels("conv_chain")

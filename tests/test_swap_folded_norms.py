@@ -13,6 +13,7 @@ import torch.nn.functional as T
 from torch import Tensor, nn
 
 import opswap
+from counted import kernels_of
 from nearness import assert_model_as_near
 from norm_act import NormAct, convolution
 from opswap.swap.rules import DEFAULT
@@ -79,10 +80,8 @@ def images() -> Tensor:
 
 def folded(model: nn.Module) -> int:
     """How many kernels of chains a call in evaluation runs."""
-    opswap.reset_stats()
     with torch.no_grad():
-        model.eval()(images())
-    return opswap.stats()["kernel"].get("conv_chain", 0)
+        return kernels_of(model.eval(), images(), "conv_chain")
 
 
 @pytest.mark.parametrize("name", MODELS)

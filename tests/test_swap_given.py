@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import originals_of
 from nearness import assert_model_as_near
 from step import assert_equal, outcome, outputs_and_gradients
 
@@ -46,12 +47,6 @@ def images() -> Tensor:
     return torch.randn(2, 4, 6, 5)
 
 
-def originals(call: Callable[[], object]) -> int:
-    opswap.reset_stats()
-    call()
-    return sum(opswap.stats()["original"].values())
-
-
 def third(block: nn.Module, x: Tensor) -> Tensor:
     return block(x, None, x)
 
@@ -74,7 +69,7 @@ def test_the_path_that_the_calls_take(name: str) -> None:
     fresh = copy.deepcopy(model)
     for twin in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model.first))):
         run = twin if isinstance(twin, Twice) else lambda x, block=twin: call(block, x)
-        assert not originals(lambda run=run: run(images()))
+        assert not originals_of(lambda run=run: run(images()))
     assert_model_as_near(fresh, stock, lambda: (images(),))
 
 
@@ -101,7 +96,7 @@ def test_other_calls_run_the_original(name: str) -> None:
     ours, theirs = outcome(lambda: model(x, *others)), outcome(lambda: stock(x, *others))
     assert torch.equal(ours, theirs) if isinstance(theirs, Tensor) else ours == theirs
     if reason:
-        assert originals(lambda: model(x, *others)) == 1
+        assert originals_of(lambda: model(x, *others)) == 1
         assert reason in str(opswap.explain(model, x, *others))
 
 
@@ -109,9 +104,9 @@ def test_a_positional_argument_is_not_taken_for_a_later_one() -> None:
     stock = Twice(third).eval()
     model = opswap.swap(copy.deepcopy(stock), example_inputs=(images(),), exact=False)
     x, y = images(), images()
-    assert originals(lambda: model.first(x, None, y)) == 0
+    assert originals_of(lambda: model.first(x, None, y)) == 0
     assert torch.allclose(model.first(x, y), stock.first(x, y), atol=1e-6)
-    assert originals(lambda: model.first(x, y)) == 1
+    assert originals_of(lambda: model.first(x, y)) == 1
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -121,13 +116,13 @@ def test_calls_that_differ_keep_the_default(first: int) -> None:
         return calls[first]() + calls[1 - first]()
 
     model = opswap.swap(Twice(call), example_inputs=(images(),))
-    assert originals(lambda: model.first(images())) == 0
-    assert originals(lambda: model.first(images(), images())) == 1
+    assert originals_of(lambda: model.first(images())) == 0
+    assert originals_of(lambda: model.first(images(), images())) == 1
 
 
 def test_without_example_inputs_the_default_is_taken() -> None:
     model = opswap.swap(Block())
-    assert originals(lambda: model(images())) == 0
+    assert originals_of(lambda: model(images())) == 0
     text = str(opswap.explain(model, images(), images()))
     assert "argument shortcut is float32 (2, 4, 6, 5), was None by default" in text
 
@@ -143,8 +138,8 @@ class Elements(Block):
 
 def test_a_path_that_has_no_graph_leaves_that_of_the_default() -> None:
     model = opswap.swap(Elements(), example_inputs=(images(), images()), strict=True)
-    assert originals(lambda: model(images())) == 0
-    assert originals(lambda: model(images(), images())) == 1
+    assert originals_of(lambda: model(images())) == 0
+    assert originals_of(lambda: model(images(), images())) == 1
 
 
 class Named(Block):
@@ -157,7 +152,7 @@ def test_an_argument_that_must_be_named_keeps_its_default() -> None:
     stock.first = Named()
     model = opswap.swap(copy.deepcopy(stock), example_inputs=(images(),))
     assert_model_as_near(model, stock, lambda: (images(),))
-    assert originals(lambda: model.first(images())) == 0
+    assert originals_of(lambda: model.first(images())) == 0
 
 
 def test_compiled() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import originals_of
 from nearness import assert_model_as_near
 from spellings import by_size
 from step import assert_equal, outcome, outputs_and_gradients
@@ -51,12 +52,6 @@ def images(channels: int = 4) -> Tensor:
     return torch.randn(2, channels, 5, 7)
 
 
-def originals(call: Callable[[], Any]) -> int:
-    opswap.reset_stats()
-    call()
-    return sum(opswap.stats()["original"].values())
-
-
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_dense_block(kind: type) -> None:
     stock = Block(kind)
@@ -64,11 +59,11 @@ def test_a_dense_block(kind: type) -> None:
     x = images()
     assert_equal(outputs_and_gradients(exact, x), outputs_and_gradients(stock, x))
     for model in (exact, copy.deepcopy(exact), pickle.loads(pickle.dumps(exact)), exact.eval()):
-        assert not originals(lambda m=model: m(images()))
+        assert not originals_of(lambda m=model: m(images()))
     model = opswap.swap(copy.deepcopy(stock), example_inputs=(images(),))
     assert sum(s.rule == "batch_norm_act" for s in opswap.report(model).swapped) == 3
     assert_model_as_near(model, stock, lambda: (images(),))
-    assert not originals(lambda: model(images()))
+    assert not originals_of(lambda: model(images()))
 
 
 def test_without_example_inputs_the_reason_says_so() -> None:

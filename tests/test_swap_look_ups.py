@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import originals_of
 from opswap.swap.runtime import purity
 from spellings import by_size
 from step import outcome
@@ -120,9 +121,7 @@ def swapped_net(read: Callable[[Any], int], settings: Any = None) -> tuple[nn.Mo
 
 
 def originals(model: nn.Module) -> int:
-    opswap.reset_stats()
-    model(images())
-    return sum(opswap.stats()["original"].values())
+    return originals_of(lambda: model(images()))
 
 
 @pytest.mark.parametrize("read", READS)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
+from counted import kernels_of
 from nearness import assert_model_as_near
 from opswap.swap.rules import conditions
 
@@ -52,9 +53,7 @@ def make(shape: tuple[int, ...], function: bool, dtype: torch.dtype) -> Alone:
 
 
 def kernels(model: nn.Module, x: Tensor) -> int:
-    opswap.reset_stats()
-    model(x)
-    return opswap.stats()["kernel"].get("batch_norm_act", 0)
+    return kernels_of(model, x, "batch_norm_act")
 
 
 @pytest.mark.parametrize("function", [False, True])

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import opswap
+from counted import kernels_of
 
 LAST = torch.channels_last
 PLANES = torch.contiguous_format
@@ -22,9 +23,7 @@ def kernels(
 ) -> int:
     """Calls of kernels in the forward of a swapped copy."""
     x = torch.randn(size, dtype=dtype).contiguous(memory_format=memory_format).requires_grad_(training)
-    opswap.reset_stats()
-    model(x)
-    return sum(opswap.stats()["kernel"].values())
+    return kernels_of(model, x)
 
 
 @pytest.mark.parametrize(

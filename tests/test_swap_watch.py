@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
+from counted import originals_of
 from opswap.swap.runtime import outside
 from spellings import by_size
 from swapping import images, same, swapped
@@ -56,12 +57,6 @@ class BySize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.seq(self.conv(x))
         return by_size(y, 2) if y.shape[2] > 4 else by_size(y, 3)
-
-
-def originals(model: nn.Module, x: Tensor) -> int:
-    opswap.reset_stats()
-    model(x)
-    return sum(opswap.stats()["original"].values())
 
 
 # --- answers about sizes ---
@@ -213,9 +208,9 @@ def test_generated_sources_go_with_their_class() -> None:
 def test_copies_watch_the_same_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     stock = ReadsGlobals()
     model = copy.deepcopy(swapped(stock))
-    assert originals(model, images()) == 0
+    assert originals_of(lambda: model(images())) == 0
     monkeypatch.setattr(Config, "groups", 3)
-    assert originals(model, images()) == 1
+    assert originals_of(lambda: model(images())) == 1
     same(model, stock)
 
 
@@ -224,13 +219,13 @@ def test_files_watch_the_same_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.BytesIO()
     torch.save(swapped(stock), file)
     model = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    assert originals(model, images()) == 0
+    assert originals_of(lambda: model(images())) == 0
     monkeypatch.setitem(SHIFT, "by", [5, 2])
     same(model, stock)
-    assert originals(model, images()) == 1
+    assert originals_of(lambda: model(images())) == 1
     other = torch.load(io.BytesIO(file.getvalue()), weights_only=False)  # where the value is another
     same(other, stock)
-    assert originals(other, images()) == 1
+    assert originals_of(lambda: other(images())) == 1
 
 
 @pytest.mark.parametrize("name", ["GROUPS", "helper", "act", "Config"])
@@ -244,7 +239,7 @@ def test_files_of_another_version_of_the_code(monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setattr(sys.modules[__name__], name, values[name])
     model = pickle.loads(data)
     same(model, stock)
-    assert originals(model, images()) == 1
+    assert originals_of(lambda: model(images())) == 1
 
 
 def test_a_file_without_the_module_of_a_helper(monkeypatch: pytest.MonkeyPatch) -> None:
