@@ -272,39 +272,18 @@ def test_shufflenet() -> None:
     assert not [s for s in opswap.scan(stock, rules=rules).swapped if s.rule == "conv_chain"]
 
 
-def changed(model: nn.Module, how: str) -> None:
-    """What a user may do to a swapped model."""
-    if how == "hook":
-        model[3].register_forward_hook(lambda m, i, o: o * 2)
-    elif how == "parametrized":
-        parametrizations.weight_norm(model[0])
-    elif how == "activation":
-        model[2] = nn.Sigmoid()
-    elif how == "window":
-        model[3].padding, model[3].dilation = (2, 2), (2, 2)
-    elif how == "frozen":
-        model[4].eval()
-    elif how == "bias":
-        model[0].bias = nn.Parameter(torch.ones(48))
-    elif how == "double":
-        model.double()
-    elif how == "no statistics":
-        model[1] = nn.BatchNorm2d(48, track_running_stats=False)
-    elif how == "cumulative":
-        model[1].momentum = None
-
-
-CHANGES = (
-    "hook",
-    "parametrized",
-    "activation",
-    "window",
-    "frozen",
-    "bias",
-    "double",
-    "no statistics",
-    "cumulative",
-)
+# What a user may do to a swapped model.
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "hook": lambda m: m[3].register_forward_hook(lambda m, i, o: o * 2),
+    "parametrized": lambda m: parametrizations.weight_norm(m[0]),
+    "activation": lambda m: m.__setitem__(2, nn.Sigmoid()),
+    "window": lambda m: setattr(m[3], "padding", (2, 2)) or setattr(m[3], "dilation", (2, 2)),
+    "frozen": lambda m: m[4].eval(),
+    "bias": lambda m: setattr(m[0], "bias", nn.Parameter(torch.ones(48))),
+    "double": lambda m: m.double(),
+    "no statistics": lambda m: m.__setitem__(1, nn.BatchNorm2d(48, track_running_stats=False)),
+    "cumulative": lambda m: setattr(m[1], "momentum", None),
+}
 
 
 @pytest.mark.parametrize("how", CHANGES)
@@ -312,7 +291,7 @@ def test_changes_after_the_swap(how: str) -> None:
     stock = inverted()
     ours = swapped(stock)
     for model in (stock, ours):
-        changed(model, how)
+        CHANGES[how](model)
     ours.load_state_dict(stock.state_dict())
     dtype = torch.float64 if how == "double" else torch.float32
     for _ in range(2):

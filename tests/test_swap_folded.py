@@ -208,39 +208,20 @@ def test_an_output_that_is_used_twice() -> None:
     assert not opswap.scan(UsedTwice(), rules=RULES).swapped
 
 
-def changed(model: nn.Module, how: str) -> None:
-    """What a user may do to a swapped model."""
-    if how == "hook":
-        model[0].register_forward_hook(lambda m, i, o: o * 2)
-    elif how == "activation":
-        model[2] = nn.Sigmoid()
-    elif how == "dilation":
-        model[0].dilation = (2, 2)
-    elif how == "no bias":
-        model[0].bias = None
-    elif how == "padding":
-        model[0].padding = (1, 2)
-    elif how == "same":
-        model[0].padding = "same"
-    elif how == "statistics":
-        model[1].running_mean = model[1].running_var = None
-    elif how == "double":
-        model.double()
+# What a user may do to a swapped model, and how many of its two calls then run a chain.
+CHANGES: dict[str, tuple[Callable[[nn.Module], object], int]] = {
+    "hook": (lambda m: m[0].register_forward_hook(lambda m, i, o: o * 2), 0),
+    "activation": (lambda m: m.__setitem__(2, nn.Sigmoid()), 0),
+    "dilation": (lambda m: setattr(m[0], "dilation", (2, 2)), 0),
+    "no bias": (lambda m: setattr(m[0], "bias", None), 2),
+    "padding": (lambda m: setattr(m[0], "padding", (1, 2)), 2),
+    "same": (lambda m: setattr(m[0], "padding", "same"), 0),
+    "statistics": (lambda m: [setattr(m[1], f"running_{s}", None) for s in ("mean", "var")], 0),
+    "double": (lambda m: m.double(), 0),
+}
 
 
-@pytest.mark.parametrize(
-    ("how", "count"),
-    [
-        ("hook", 0),
-        ("activation", 0),
-        ("dilation", 0),
-        ("no bias", 2),
-        ("padding", 2),
-        ("same", 0),
-        ("statistics", 0),
-        ("double", 0),
-    ],
-)
+@pytest.mark.parametrize(("how", "count"), [(how, count) for how, (_, count) in CHANGES.items()])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_changes_after_the_swap(how: str, count: int, frozen: bool) -> None:
     stock = drawn(block(nn.BatchNorm2d(20), nn.ReLU())).eval()
@@ -251,7 +232,7 @@ def test_changes_after_the_swap(how: str, count: int, frozen: bool) -> None:
     with torch.no_grad():
         torch.testing.assert_close(model(x), stock(x))
         for m in (stock, model):
-            changed(m, how)
+            CHANGES[how][0](m)
         opswap.reset_stats()
         x = x.double() if how == "double" else x
         for _ in range(2):
