@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -343,7 +344,9 @@ EXPECTED = {
 }
 
 
-def interpreters() -> dict[str, str]:
+@pytest.fixture(scope="module")
+def pythons() -> dict[str, str]:
+    """Interpreters by their versions."""
     found = {".".join(map(str, sys.version_info[:2])): sys.executable}
     for version in VERSIONS:
         homes = glob.glob(os.path.expanduser(f"~/.pyenv/versions/{version}.*/bin/python"))
@@ -362,68 +365,54 @@ def _runs(path: str, version: str) -> bool:
     return done.stdout.strip() == version
 
 
-@pytest.fixture(scope="module")
-def pythons() -> dict[str, str]:
-    return interpreters()
+@pytest.fixture(params=VERSIONS)
+def told(request: pytest.FixtureRequest, pythons: dict[str, str]) -> Callable[[str], dict[str, str]]:
+    """What a script prints under one version of Python, by the first word of each line."""
+    if request.param not in pythons:
+        pytest.skip(f"no Python {request.param} was found")
+
+    def run(script: str) -> dict[str, str]:
+        command = [pythons[request.param], "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return dict(line.split(" ", 1) for line in done.stdout.splitlines())
+
+    return run
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_rules(pythons: dict[str, str], version: str) -> None:
-    if version not in pythons:
-        pytest.skip(f"no Python {version} was found")
-    command = [pythons[version], "-c", SCRIPT]
-    lines = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=120
-    ).stdout.splitlines()
-    told = dict(line.split(" ", 1) for line in lines)
-    rules = [name for name in told if f"def {name}(" in TABLE]
+def test_rules(told: Callable[[str], dict[str, str]]) -> None:
+    found = told(SCRIPT)
+    rules = [name for name in found if f"def {name}(" in TABLE]
     assert len(rules) > FAITHFUL + 15
     for i, name in enumerate(rules):
-        assert told[name].startswith("None") == (i < FAITHFUL), (name, told[name])
+        assert found[name].startswith("None") == (i < FAITHFUL), (name, found[name])
     for name, (texts, dynamic) in EXPECTED.items():
-        assert told[name].startswith(f"None {texts} {dynamic}"), (name, told[name])
-    assert told["imports"].endswith("(('os.path', 0), ('', 1), ('r', 2)) []")
+        assert found[name].startswith(f"None {texts} {dynamic}"), (name, found[name])
+    assert found["imports"].endswith("(('os.path', 0), ('', 1), ('r', 2)) []")
     for name, by in INDIRECT.items():
-        assert told[name].endswith(f"() {by}"), (name, told[name])
-    assert told["by_a_default"].endswith("True () []")
+        assert found[name].endswith(f"() {by}"), (name, found[name])
+    assert found["by_a_default"].endswith("True () []")
     for name in ("with_statement", "with_as"):
-        assert "with statement" in told[name]
+        assert "with statement" in found[name]
     for name in ("matches_a_sequence", "matches_a_mapping", "matches_a_class"):
-        assert "pattern of a sequence, mapping or class" in told[name]
+        assert "pattern of a sequence, mapping or class" in found[name]
     for name in ("catches", "catches_all", "catches_a_tuple", "swallows", "catches_in_a_loop"):
-        assert "catches exceptions" in told[name]
+        assert "catches exceptions" in found[name]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_comparisons_by_identity(pythons: dict[str, str], version: str) -> None:
-    if version not in pythons:
-        pytest.skip(f"no Python {version} was found")
-    command = [pythons[version], "-c", SAME_SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+def test_comparisons_by_identity(told: Callable[[str], dict[str, str]]) -> None:
+    found = told(SAME_SCRIPT)
     # Some versions write the comparison twice, one for each attribute; else it is unclear.
     assert found.pop("chosen") in ("False [] ['x'] 2 False", "False [] ['x'] 0 True")
     assert found == SAME_EXPECTED
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_dictionaries_that_are_read(pythons: dict[str, str], version: str) -> None:
-    if version not in pythons:
-        pytest.skip(f"no Python {version} was found")
-    command = [pythons[version], "-c", INSIDE_SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    found = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    assert found == {name: str(names) for name, names in INSIDE_EXPECTED.items()}
+def test_dictionaries_that_are_read(told: Callable[[str], dict[str, str]]) -> None:
+    assert told(INSIDE_SCRIPT) == {name: str(names) for name, names in INSIDE_EXPECTED.items()}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_look_ups(pythons: dict[str, str], version: str) -> None:
-    if version not in pythons:
-        pytest.skip(f"no Python {version} was found")
-    script = f"{FOUND}\nLOOK_UPS = {LOOK_UPS!r}\n{LOOK_UPS_SCRIPT}"
-    command = [pythons[version], "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    lines = [line.split() for line in done.stdout.splitlines()]
+def test_look_ups(told: Callable[[str], dict[str, str]]) -> None:
+    found = told(f"{FOUND}\nLOOK_UPS = {LOOK_UPS!r}\n{LOOK_UPS_SCRIPT}")
+    lines = [(name, *words.split()) for name, words in found.items()]
     assert len(lines) == LOOK_UPS.count(" def ")
     assert {name for name, found, *_ in lines if found == "True"} == LOOK_UPS_EXPECTED
     for name, _, dynamic, faithful in lines:
