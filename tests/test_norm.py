@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import opswap
 from inputs import LAYOUTS, channels_last_of, same_bits
 from nearness import Quantities, assert_as_near, named
-from norm_steps import parameters
+from norm_steps import DISTANCES, assert_close, away_from_kinks, outputs_and_gradients, parameters
 from opswap import _core
 from opswap import functional as F
 from opswap.ops._layout import suggest_memory_format
@@ -25,10 +25,6 @@ from opswap.ops.norm import infer, reference
 from threads import same_on_any_threads
 
 ACTIVATIONS = (None, "relu", "relu6", "hardswish")
-# Of how many distances of 1 to the next number an error may be, relative to the largest value. Values may be twenty
-# standard deviations, and float64 sums up to 7050 of them without the second word that float32 sums have. Halves
-# are computed in float32 and rounded once, which is half a distance.
-DISTANCES = {torch.float32: 128, torch.float64: 4096, torch.bfloat16: 1, torch.float16: 1}
 # Planes and rows around the widths of vectors, channels that divide no vector, wide patterns, odd leftovers.
 SIZES = (
     (9, 8),
@@ -43,37 +39,6 @@ SIZES = (
 )
 
 
-def away_from_kinks(x: Tensor, training: bool, vectors: tuple[Tensor, ...], eps: float = 1e-5) -> Tensor:
-    """x, moved where the activation's derivative jumps, so that rounding does not decide on which side it is."""
-    for _ in range(3):
-        z = reference(x.double(), *(v.double() for v in vectors), training, 0.0, eps)
-        near = sum(((z - kink).abs() < 0.05) for kink in (-3, 0, 3, 6))
-        x = torch.where(near > 0, x + 0.2, x.double()).to(x.dtype)
-    return x
-
-
-def outputs_and_gradients(
-    function: object,
-    x: Tensor,
-    grad: Tensor,
-    vectors: tuple[Tensor, ...],
-    training: bool,
-    activation: str | None,
-) -> list[Tensor]:
-    """Output, gradients of input, weight and bias, running statistics afterwards."""
-    mean, var, *affine = (v.clone() for v in vectors)
-    leaves = [t.detach().requires_grad_() for t in (x, *affine)]
-    y = function(leaves[0], mean, var, *leaves[1:], training, 0.3, 1e-5, activation)
-    return [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype)), mean, var]
-
-
-def assert_close(got: Tensor, want: Tensor) -> None:
-    assert got.shape == want.shape
-    scale = want.abs().max().item() + 1
-    allowed = DISTANCES[got.dtype] * torch.finfo(got.dtype).eps * scale
-    assert (got.double() - want).abs().max().item() <= allowed
-
-
 @pytest.mark.parametrize("dtype", DISTANCES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_equals_float64(size: tuple[int, ...], dtype: torch.dtype, tier: str) -> None:
@@ -81,7 +46,7 @@ def test_equals_float64(size: tuple[int, ...], dtype: torch.dtype, tier: str) ->
     formats = {torch.contiguous_format, channels_last_of(len(size))}
     for memory_format, activation, training in itertools.product(formats, ACTIVATIONS, (True, False)):
         vectors = parameters(size[1], vector_dtype)
-        x = away_from_kinks((torch.randn(size) * 2 + 1).to(dtype), training, vectors)
+        x = away_from_kinks((torch.randn(size) * 2 + 1).to(dtype), vectors, training)
         x = x.contiguous(memory_format=memory_format)
         grad = torch.randn(size).to(dtype)
         got = outputs_and_gradients(F.batch_norm_act, x, grad, vectors, training, activation)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 import opswap
 from inputs import LAYOUTS
 from nearness import Quantities, assert_as_near, named
-from norm_steps import parameters
+from norm_steps import away_from_kinks, outputs_and_gradients, parameters
 from opswap import functional as F
 from opswap.ops.norm import parse, reference, spell
 
@@ -45,17 +45,6 @@ ACTIVATIONS = (
 )
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 FORMATS = (torch.contiguous_format, torch.channels_last)
-# Where a derivative jumps: there rounding of z decides which side's it is.
-KINKS = (-3.0, -1.0, -0.25, 0.0, 1.0, 1.5, 2.0, 3.0, 6.0)
-
-
-def away_from_kinks(x: Tensor, vectors: tuple[Tensor, ...], training: bool) -> Tensor:
-    for _ in range(4):
-        z = reference(x.double(), *(v.double() for v in vectors), training, 0.0)
-        near = sum((z - kink).abs() < 0.05 for kink in KINKS)
-        x = torch.where(near > 0, x + 0.2, x.double()).to(x.dtype)
-    return x
-
 
 EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "hardsigmoid": lambda z: torch.nn.functional.relu6(z + 3) / 6,
@@ -70,13 +59,8 @@ def truth(input: Tensor, *arguments: Any) -> Tensor:
     return exact(reference(input, *arguments[:-1])) if exact else reference(input, *arguments)
 
 
-def step(
-    function: Any, x: Tensor, grad: Tensor, vectors: tuple[Tensor, ...], training: bool, activation: str
-) -> Quantities:
-    mean, var, *affine = (v.clone() for v in vectors)
-    leaves = [t.detach().requires_grad_() for t in (x, *affine)]
-    y = function(leaves[0], mean, var, *leaves[1:], training, 0.3, 1e-5, activation)
-    return named([y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype)), mean, var])
+def step(*arguments: Any) -> Quantities:
+    return named(outputs_and_gradients(*arguments))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
