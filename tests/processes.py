@@ -7,10 +7,14 @@ import multiprocessing
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-__all__ = ["PROCESSES", "run_in_processes"]
+import opswap
+
+__all__ = ["PROCESSES", "run_in_processes", "train_both"]
 
 PROCESSES = 2
 
@@ -24,6 +28,31 @@ def run_in_processes(function: Callable[..., None], folder: Path, *args: object)
     store = f"{tempfile.mkdtemp(dir=folder)}/store"
     given = (function, store, args)
     torch.multiprocessing.start_processes(_in_group, given, PROCESSES, start_method="forkserver")
+
+
+def train_both(
+    folder: Path, make: Callable[[], nn.Module], size: tuple[int, ...], steps: int, **options: object
+) -> list[dict[str, Tensor]]:
+    """Train with DistributedDataParallel; return the state of the stock model and of the swapped one."""
+    path = str(folder / "states.pt")
+    run_in_processes(_train_both, folder, path, make, size, steps, options)
+    return torch.load(path)
+
+
+def _train_both(rank: int, path: str, make: Any, size: Any, steps: int, options: dict[str, Any]) -> None:
+    states = []
+    for swapped in (False, True):
+        torch.manual_seed(0)
+        model = nn.parallel.DistributedDataParallel(opswap.swap(make(), **options) if swapped else make())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        torch.manual_seed(1 + rank)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(size)).square().mean().backward()
+            optimizer.step()
+        states.append(model.module.state_dict())
+    if rank == 0:
+        torch.save(states, path)
 
 
 def _in_group(rank: int, function: Callable[..., None], store: str, args: tuple[object, ...]) -> None:

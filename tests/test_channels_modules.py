@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import opswap
 from inputs import LAYOUTS, same_bits
 from opswap import functional as F
-from processes import run_in_processes
+from processes import train_both
 from twins import twins
 
 OPERATOR = torch.ops.opswap.cat_channel_shuffle_split.default
@@ -189,25 +190,8 @@ def test_modules_refuse_bad_arguments(
 # --- several processes --------------------------------------------------------------------------------------------
 
 
-def _train(rank: int, swapped: bool, path: str) -> None:
-    torch.manual_seed(0)
-    model = opswap.models.shufflenet_v2_x0_5(num_classes=4)
-    model = torch.nn.parallel.DistributedDataParallel(opswap.swap(model, exact=True) if swapped else model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    torch.manual_seed(1 + rank)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(2, 3, 32, 32)).square().mean().backward()
-        optimizer.step()
-    if rank == 0:
-        torch.save(model.module.state_dict(), path)
-
-
 def test_distributed_training_equals_stock(tmp_path: Path) -> None:
-    states = []
-    for swapped in (False, True):
-        path = str(tmp_path / f"{swapped}.pt")
-        run_in_processes(_train, tmp_path, swapped, path)
-        states.append(torch.load(path))
+    make = partial(opswap.models.shufflenet_v2_x0_5, num_classes=4)
+    states = train_both(tmp_path, make, (2, 3, 32, 32), 2, exact=True)
     assert states[0].keys() == states[1].keys()
     assert all(same_bits(states[0][k], states[1][k]) for k in states[0])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from processes import run_in_processes
+from processes import train_both
 from step import assert_same_error, outputs_and_gradients
 from test_swap_norm import NETWORKS, SIZE, check, close, lprnet, norms
 
@@ -118,26 +118,11 @@ class TestChangesAfterTheSwap:
             torch.testing.assert_close(converted(x), stock(x), rtol=1e-4, atol=1e-5)
 
 
-def _train(rank: int, path: str) -> None:
-    states = []
-    for swapped in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3))
-        model = nn.parallel.DistributedDataParallel(opswap.swap(model) if swapped else model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        torch.manual_seed(1 + rank)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(2, 3, 8, 8)).square().mean().backward()
-            optimizer.step()
-        states.append(model.module.state_dict())
-    if rank == 0:
-        torch.save(states, path)
+def _net() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3))
 
 
 def test_distributed_training(tmp_path: Path) -> None:
-    path = str(tmp_path / "states.pt")
-    run_in_processes(_train, tmp_path, path)
-    stock, swapped = torch.load(path)
+    stock, swapped = train_both(tmp_path, _net, (2, 3, 8, 8), 3)
     assert list(swapped) == list(stock)
     close(list(swapped.values()), list(stock.values()))
