@@ -61,6 +61,20 @@ def assert_same_outcome(ours: Callable[[], Any], stock: Callable[[], Any], text:
         assert found[0] is wanted[0] and found[1][:text] == wanted[1][:text]
 
 
+def saved_by(call: Callable[[], Any]) -> list[Tensor]:
+    """What a call keeps for the backward."""
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        call()
+    return kept
+
+
+def saved_bytes(call: Callable[[], Any]) -> int:
+    """Bytes of the memory that a call keeps for the backward."""
+    storages = (t.untyped_storage() for t in saved_by(call))
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+
 def assert_near_by_kernels(model: nn.Module, stock: nn.Module, x: Tensor, calls: int) -> None:
     """Outputs and gradients of every parameter, under their own names, by `calls` kernels and no plain code."""
     assert list(model.state_dict()) == list(stock.state_dict())

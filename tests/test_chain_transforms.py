@@ -23,6 +23,7 @@ from chain_cases import Part, copy_of, image, make, step, stock
 from inputs import same_bits
 from nearness import Quantities, assert_as_near, named
 from opswap.ops.chain import Stage, conv_chain
+from step import saved_by
 from surviving import survive
 from threads import at_once
 
@@ -183,9 +184,7 @@ def test_saved_tensors_hooks() -> None:
 def test_what_is_kept() -> None:
     """The input, the parameters, and what the convolutions computed."""
     _, (x, stages) = both()
-    sizes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
-        conv_chain(x, stages)
+    sizes = [t.numel() for t in saved_by(lambda: conv_chain(x, stages))]
     given = sum(t.numel() for t in tensors_of(x, stages))
     assert sum(sizes) == given + 2 * (33 + 33 + 16) + 2 * (33 * 42 + 33 * 12 + 16 * 12)
 

@@ -18,6 +18,7 @@ import opswap
 from nearness import Quantities, assert_as_near
 from opswap import GroupedLinear, _core
 from opswap import functional as F
+from step import saved_by
 
 OPERATORS = torch.ops.opswap
 SECTIONS: list[tuple[int, ...] | None] = [None, (1, 4, 2)]
@@ -184,9 +185,7 @@ def test_what_no_gradient_reads_may_change(needed: Any, kind: type[Tensor], sect
     wanted = [t for t in leaves if t.requires_grad]
     want = torch.autograd.grad(plain(*leaves, sections).square().sum(), wanted)
     of_input, of_weight, _ = needed
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        F.grouped_linear(leaves[0].as_subclass(kind), *leaves[1:], sections)
+    kept = saved_by(lambda: F.grouped_linear(leaves[0].as_subclass(kind), *leaves[1:], sections))
     assert len(kept) == of_input + of_weight
     for changed, is_read in ((leaves[0], of_weight), (leaves[1], of_input)):
         output = F.grouped_linear(leaves[0].as_subclass(kind), *leaves[1:], sections)

@@ -22,6 +22,7 @@ from nearness import Quantities, assert_as_near, named
 from norm_steps import away_from_kinks, outputs_and_gradients, parameters
 from opswap import functional as F
 from opswap.ops.norm import parse, reference, spell
+from step import saved_by
 
 ACTIVATIONS = (
     "relu",
@@ -205,9 +206,7 @@ def test_derivatives(activation: str, training: bool) -> None:
 
 def test_the_input_is_all_that_is_kept() -> None:
     x = torch.randn(4, 6, 8, 8, requires_grad=True)
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        F.batch_norm_act(x, None, None, training=True, activation="silu")
+    kept = saved_by(lambda: F.batch_norm_act(x, None, None, training=True, activation="silu"))
     assert [t.data_ptr() for t in kept if t.numel() == x.numel()] == [x.data_ptr()]
 
 

@@ -16,6 +16,7 @@ import opswap
 from counted import counts, kernels
 from norm_steps import assert_close, parameters
 from opswap import functional as F
+from step import saved_by
 from threads import same_on_any_threads
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -303,9 +304,7 @@ def test_first_run_as_two() -> None:
 
 def test_nothing_of_the_size_of_the_input_is_kept() -> None:
     x, vectors = torch.randn(4, 24, 20, 20).requires_grad_(), parameters(24, torch.float32)
-    saved: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        joined(x, vectors, True, "relu", WINDOWS[0])
+    saved = saved_by(lambda: joined(x, vectors, True, "relu", WINDOWS[0]))
     large = [t for t in saved if t.numel() >= x.numel()]
     assert len(large) == 1 and large[0].data_ptr() == x.data_ptr()
     assert sorted(t.dtype.itemsize for t in saved if t.numel() == x.numel() // 4) == [1]

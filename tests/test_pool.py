@@ -5,6 +5,8 @@ bytes.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as T
@@ -16,6 +18,7 @@ from opswap import _core
 from opswap import functional as F
 from opswap.ops.pool import max_pool
 from pool_cases import FLOATS, INTEGERS, Case, alike, gradient, random_case, ties
+from step import saved_bytes
 
 OURS = {2: F.max_pool2d, 3: F.max_pool3d}
 TORCH = {2: T.max_pool2d, 3: T.max_pool3d}
@@ -274,22 +277,10 @@ def test_input_is_not_changed_and_shared_with_nothing() -> None:
     assert torch.equal(x, before)
 
 
-def saved_bytes(function: object, *arguments: object) -> int:
-    storages: dict[int, int] = {}
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        storages[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        function(*arguments)
-    return sum(storages.values())
-
-
 @pytest.mark.parametrize("size,window", [((4, 8, 16, 16), (3, 2, 1)), ((4, 8, 16, 16), (2,))])
 def test_backward_keeps_a_byte_an_output_pixel(size: tuple[int, ...], window: tuple[int, ...]) -> None:
     x = torch.randn(size, requires_grad=True)
-    ours, theirs = (saved_bytes(f, x, *window) for f in (F.max_pool2d, T.max_pool2d))
+    ours, theirs = (saved_bytes(partial(f, x, *window)) for f in (F.max_pool2d, T.max_pool2d))
     assert ours == F.max_pool2d(x, *window).numel()
     assert theirs >= 8 * ours + x.nbytes
 

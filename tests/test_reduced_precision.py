@@ -20,7 +20,7 @@ from nearness import Quantities, assert_as_near, assert_model_as_near, named
 from opswap.ops import reduced_precision
 from opswap.ops.depthwise import depthwise_wins
 from opswap.ops.pointwise import pointwise_wins
-from step import assert_same_error
+from step import assert_same_error, saved_by
 from twins import twins
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -122,10 +122,8 @@ class TestConv2d:
             torch.randn(2, 24, 9, 8, dtype=dtype),
             torch.randn(20, 24, 1, 1, dtype=dtype, requires_grad=True),
         )
-        kept: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-            F.conv2d(x.requires_grad_(), w).relu()
-            F.linear(x.flatten(1), torch.randn(3, 24 * 72, dtype=dtype, requires_grad=True))
+        rows = torch.randn(3, 24 * 72, dtype=dtype, requires_grad=True)
+        kept = saved_by(lambda: (F.conv2d(x.requires_grad_(), w).relu(), F.linear(x.flatten(1), rows)))
         assert kept and {t.dtype for t in kept} == {dtype}
 
     @pytest.mark.parametrize("frozen", range(1, 8))

@@ -21,6 +21,7 @@ import opswap
 from modes import Calls
 from opswap._torch import functions_overridden
 from opswap.models import LPRNet, ShuffleNetV2
+from step import saved_by
 
 
 class Told(Tensor):
@@ -180,10 +181,7 @@ def test_a_parameter_of_a_subclass(memory_format: torch.memory_format) -> None:
 
 def saved(model: nn.Module, x: Tensor) -> list[tuple[Any, ...]]:
     """Sizes and dtypes of what the graph of a call keeps."""
-    kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        model(x)
-    return [(*t.shape, t.dtype) for t in kept]
+    return [(*t.shape, t.dtype) for t in saved_by(lambda: model(x))]
 
 
 @every_format
