@@ -13,6 +13,7 @@ from __future__ import annotations
 import getpass
 import os
 import random
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -204,6 +205,15 @@ def recorded_gains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def fresh_is_nan() -> Iterator[None]:
+    """New tensors are filled with NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
 def fresh_counts() -> None:
     """Statistics of this test alone."""
     opswap.reset_stats()
@@ -242,6 +252,23 @@ def lose(recorded_gains: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
         monkeypatch.setattr(gains, "_table", lambda: table)
 
     return lose_in
+
+
+@pytest.fixture
+def module_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Path]]:
+    """A function that writes a module into the test's new working folder, and returns the folder."""
+    written = []
+
+    def write(name: str, text: str) -> Path:
+        (tmp_path / f"{name}.py").write_text(text)
+        written.append(name)
+        return tmp_path
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

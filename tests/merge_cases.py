@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from opswap import merge
+from opswap.merge.build import build
+from opswap.merge.plan import Plan
+from opswap.merge.trace import trace
 from opswap.models.multi_branch import Bottleneck, GlobalMaxPool, SelfAttention
 
 # Of the largest value: sums are taken in another order.
@@ -229,6 +232,16 @@ def without_dropout(module: nn.Module) -> nn.Module:
 
 def example(name: str, batch: int = 3) -> Tensor:
     return torch.randn(batch, *CASES[name][1])
+
+
+def take_loop(merged: merge.MergedBranches, input_of: Callable[[int], Tensor], stacked: bool = True) -> None:
+    """Let everything run one branch after another; input_of: an input for a batch size."""
+    modules = merged.split_back()
+    dtype = next(merged.parameters()).dtype
+    traced = trace(modules, [(input_of(batch).to(dtype),) for batch in (2, 3)])
+    everything = frozenset(n.name for n in traced.graph.nodes if n.op.startswith("call"))
+    program = build(traced, merged, (True,), len(modules), Plan(everything, follow=True), stacked)
+    merged._merge.programs = {mode: [(0, program)] for mode in merged._merge.programs}
 
 
 def loop(modules: Sequence[nn.Module], inputs: Sequence[Tensor]) -> list[Tensor]:

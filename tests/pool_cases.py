@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inputs import same_bits
+from opswap import functional as F
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -67,6 +68,15 @@ def alike(a: Tensor, b: Tensor) -> bool:
     if not a.is_floating_point():
         return same_bits(a, b)
     return torch.equal(a.isnan(), b.isnan()) and same_bits(a.nan_to_num(0.5), b.nan_to_num(0.5))
+
+
+def split(input: Tensor) -> Tensor:
+    """The largest value of each plane; equal ones share the gradient, as in `amax`."""
+    return F.global_max_pool2d(input, ties="split", keepdim=False)
+
+
+def amax(input: Tensor) -> Tensor:
+    return input.amax((2, 3))
 
 
 def gradient(function: Callable[..., Any], input: Tensor, grad: Tensor, *arguments: Any) -> Tensor:

@@ -4,6 +4,7 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,9 @@ def quick_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def model_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "my_models.py").write_text(_MODELS)
-    yield "my_models"
-    sys.modules.pop("my_models", None)
+def model_file(module_file: Callable[[str, str], Path]) -> str:
+    module_file("my_models", _MODELS)
+    return "my_models"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,11 +34,8 @@ def mixed():
 
 
 @pytest.fixture(autouse=True)
-def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "scanned_models.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "scanned_models", raising=False)
+def _models(module_file: Callable[[str, str], Path]) -> None:
+    module_file("scanned_models", MODELS)
 
 
 def test_an_input_shows_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,12 +74,8 @@ QUICK = ("--seconds", "0.01")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "verified_models.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "verified_models", raising=False)
-    return tmp_path
+def folder(module_file: Callable[[str, str], Path]) -> Path:
+    return module_file("verified_models", MODELS)
 
 
 def lines_of(printed: str) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,8 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "finding_nets.py").write_text(SCRIPT)
-    yield tmp_path
-    sys.modules.pop("finding_nets", None)
+def folder(module_file: Callable[[str, str], Path]) -> Path:
+    return module_file("finding_nets", SCRIPT)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

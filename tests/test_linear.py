@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -72,15 +72,6 @@ def gradients(
     bias = torch.zeros(weight.shape[:-1], dtype=x.dtype, requires_grad=True)
     leaves = [x.clone().requires_grad_(), weight.clone().requires_grad_(), bias]
     return torch.autograd.grad(exact(*leaves, sections), leaves, dy)
-
-
-@pytest.fixture
-def fresh_is_nan() -> Iterator[None]:
-    """New tensors are filled with NaN."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

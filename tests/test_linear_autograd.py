@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -164,14 +164,6 @@ def test_hooks_on_saved_tensors_see_what_is_kept() -> None:
     assert close(got, torch.autograd.grad(plain(*leaves, None).square().sum(), leaves))
 
 
-@pytest.fixture
-def nan_in_new_memory() -> Iterator[None]:
-    """What torch.empty returns is NaN."""
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 class Subclass(Tensor):
     """Whose calls go through the dispatcher."""
 
@@ -201,7 +193,7 @@ def test_what_no_gradient_reads_may_change(needed: Any, kind: type[Tensor], sect
 
 @every_form
 @pytest.mark.parametrize("needed", [n for n in itertools.product((False, True), repeat=3) if any(n)], ids=str)
-def test_double_backward_of_frozen_parts(needed: Any, sections: Any, nan_in_new_memory: None) -> None:
+def test_double_backward_of_frozen_parts(needed: Any, sections: Any, fresh_is_nan: None) -> None:
     """Gradients of gradients do not read what the first backward got without values."""
     leaves = [t.detach().requires_grad_(n) for t, n in zip(tensors(sections), needed, strict=True)]
     wanted, results = [t for t in leaves if t.requires_grad], []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from merge_cases import CASES, assert_near, check_step, example, loop, make, without_dropout
+from merge_cases import CASES, assert_near, check_step, example, loop, make, take_loop, without_dropout
 from opswap import merge
 from opswap.merge import measure
 from opswap.merge.build import build
@@ -80,23 +80,13 @@ def test_number_of_branches(number: int, seed: int) -> None:
     check_step(merge.branches(modules), modules, [example("bottleneck")], True)
 
 
-def take_loop(merged: merge.MergedBranches, name: str, stacked: bool = True) -> None:
-    """Let everything run one branch after another."""
-    modules = merged.split_back()
-    dtype = next(merged.parameters()).dtype
-    traced = trace(modules, [(example(name, batch).to(dtype),) for batch in (2, 3)])
-    everything = frozenset(n.name for n in traced.graph.nodes if n.op.startswith("call"))
-    program = build(traced, merged, (True,), len(modules), Plan(everything, follow=True), stacked)
-    merged._merge.programs = {mode: [(0, program)] for mode in merged._merge.programs}
-
-
 @pytest.mark.parametrize("looped", [False, True], ids=["merged", "loop"])
 @pytest.mark.parametrize("name", ["bottleneck", "ragged", "head", "conv1d", "two_outputs", "linear_tokens"])
 def test_a_list_as_the_loop_gives_it(name: str, looped: bool, seed: int) -> None:
     modules = [without_dropout(m).double() for m in make(name, 3)]
     merged = merge.branches(modules, stacked=False)
     if looped:
-        take_loop(merged, name, stacked=False)
+        take_loop(merged, partial(example, name), stacked=False)
     x = example(name).double()
     outputs, expected = merged(x), loop(modules, [x.clone() for _ in modules])
     assert isinstance(outputs, list) and len(outputs) == 3 and merged.separate(outputs) is outputs
@@ -123,7 +113,7 @@ def test_a_loop_goes_branch_by_branch(monkeypatch: pytest.MonkeyPatch, seed: int
     """What a branch has made is read, and forgotten, before the next branch begins."""
     layers = (partial(nn.BatchNorm2d, 4), nn.ReLU, partial(nn.BatchNorm2d, 4), partial(nn.Conv2d, 4, 6, 3))
     merged = merge.branches([nn.Sequential(*(make_layer() for make_layer in layers)) for _ in range(3)])
-    take_loop(merged, "norm_first")
+    take_loop(merged, partial(example, "norm_first"))
     done: list[str] = []
     alive: list[Any] = []
     normalise, relu = torch.nn.functional.batch_norm, torch.nn.functional.relu
@@ -149,7 +139,7 @@ def test_a_loop_goes_branch_by_branch(monkeypatch: pytest.MonkeyPatch, seed: int
 def test_results_of_a_loop_keep_their_memory_format(seed: int) -> None:
     modules = make("bottleneck", 3)
     merged = merge.branches(modules).to(memory_format=torch.channels_last)
-    take_loop(merged, "bottleneck")
+    take_loop(merged, partial(example, "bottleneck"))
     x = example("bottleneck").contiguous(memory_format=torch.channels_last)
     output = merged(x)
     assert output.shape == (3, 3, 8, 7, 7)

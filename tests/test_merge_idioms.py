@@ -12,11 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from merge_cases import assert_near, make, with_random_values
+from merge_cases import assert_near, make, take_loop, with_random_values
 from opswap import merge
-from opswap.merge.build import build
-from opswap.merge.plan import Plan
-from opswap.merge.trace import trace
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -168,14 +165,6 @@ IDIOMS = [
 ]
 
 
-def run_as_a_loop(merged: merge.MergedBranches) -> None:
-    modules = merged.split_back()
-    traced = trace(modules, [(image(batch),) for batch in (2, 3)])
-    everything = frozenset(n.name for n in traced.graph.nodes if n.op.startswith("call"))
-    program = build(traced, merged, (True,), N, Plan(everything, follow=True))
-    merged._merge.programs = {mode: [(0, program)] for mode in merged._merge.programs}
-
-
 @pytest.mark.parametrize("looped", [False, True], ids=["merged", "loop"])
 @pytest.mark.parametrize("idiom", IDIOMS)
 def test_idioms(
@@ -184,7 +173,7 @@ def test_idioms(
     for modules in (blocks, nets):
         merged = merge.branches(modules)
         if looped:
-            run_as_a_loop(merged)
+            take_loop(merged, image)
         for m in (merged, *modules):
             idiom(m.train())
         for _ in range(2):
@@ -322,7 +311,7 @@ def test_batch_norms_that_others_replace(
 ) -> None:
     merged = merge.branches(nets)
     if looped:
-        run_as_a_loop(merged)
+        take_loop(merged, image)
     merged = convert(merged)
     modules = [convert(m) for m in nets]
     assert not any(type(m).__name__ == "BranchBatchNorm2d" for m in merged.modules())

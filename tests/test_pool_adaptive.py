@@ -13,20 +13,12 @@ import torch.nn.functional as T
 import opswap
 from inputs import LAYOUTS, same_bits
 from opswap import functional as F
-from pool_cases import FLOATS, alike, gradient, ties
+from pool_cases import FLOATS, alike, amax, gradient, split, ties
 from step import saved_by
 
 OURS = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}
 TORCH = {1: T.adaptive_max_pool1d, 2: T.adaptive_max_pool2d, 3: T.adaptive_max_pool3d}
 MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
-
-
-def split(input: torch.Tensor) -> torch.Tensor:
-    return F.global_max_pool2d(input, ties="split", keepdim=False)
-
-
-def amax(input: torch.Tensor) -> torch.Tensor:
-    return input.amax((2, 3))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from inputs import same_bits
 from opswap import functional as F
-from pool_cases import alike, gradient, ties
+from pool_cases import alike, amax, gradient, split, ties
 from threads import on_threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,14 +29,6 @@ every_format = pytest.mark.parametrize("memory_format", MEMORY_FORMATS, ids=str)
 def three_threads() -> Iterator[None]:
     with on_threads(3):
         yield
-
-
-def split(x: Tensor) -> Tensor:
-    return F.global_max_pool2d(x, ties="split", keepdim=False)
-
-
-def amax(x: Tensor) -> Tensor:
-    return x.amax((2, 3))
 
 
 def compare_global(x: Tensor) -> None:

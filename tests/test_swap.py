@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import pickle
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
@@ -23,7 +22,7 @@ from nearness import assert_model_as_near
 from opswap.models import ShuffleNetV2, shufflenet_v2_x0_5, shufflenet_v2_x1_0
 from spellings import Shuffle, Split, Wrapped, by_size
 from step import assert_equal, outputs_and_gradients
-from twins import saved
+from twins import twins
 
 pytestmark = pytest.mark.usefixtures("one_thread", "every_rule_applies")
 
@@ -188,24 +187,17 @@ class TestNothingElseChanges:
 
 
 class TestCopies:
-    def test_deepcopy(self, model: nn.Module, x: Tensor) -> None:
-        twin = copy.deepcopy(model)
-        assert opswap.report(twin) == opswap.report(model)
-        assert fused_calls(twin, x) == SITES
-        assert_equal(outputs_and_gradients(twin, x), outputs_and_gradients(model, x))
+    def test_every_kind(self, model: nn.Module, x: Tensor) -> None:
+        copies, expected = twins(model), outputs_and_gradients(model, x)
+        for twin in copies:
+            assert opswap.report(twin) == opswap.report(model) and fused_calls(twin, x) == SITES
+            assert_equal(outputs_and_gradients(twin, x), expected)
+            assert torch.equal(twin.eval()(x), model.eval()(x))
         opswap.unswap(model)
-        assert fused_calls(twin, x) == SITES
-
-    def test_pickle(self, model: nn.Module, x: Tensor) -> None:
-        twin = pickle.loads(pickle.dumps(model))
-        assert opswap.report(twin) == opswap.report(model) and fused_calls(twin, x) == SITES
-        assert torch.equal(twin.eval()(x), model.eval()(x))
-        opswap.unswap(twin)
-        assert type(twin.stage2) is nn.Sequential
-
-    def test_torch_save(self, model: nn.Module, x: Tensor) -> None:
-        twin = saved(model)
-        assert fused_calls(twin, x) == SITES and torch.equal(twin.eval()(x), model.eval()(x))
+        for twin in copies:
+            assert fused_calls(twin, x) == SITES
+            opswap.unswap(twin)
+            assert type(twin.stage2) is nn.Sequential
 
     def test_state_dict_both_ways(self, stock: nn.Module, model: nn.Module, x: Tensor) -> None:
         fresh = ShuffleNetV2((2, 3, 2), CHANNELS, 10)

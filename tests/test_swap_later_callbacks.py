@@ -10,7 +10,7 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,14 +26,7 @@ from later import Parent, compiled, count_looks, patch, runs, writer
 from later_calls import HELPERS, REACHED, Caller, Calls, Hub, Plugin, hub_with
 from swapping import images
 
-pytestmark = pytest.mark.once
-
-
-@pytest.fixture(autouse=True)
-def no_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("error")]
 
 
 @pytest.mark.parametrize("called", [False, True])

@@ -7,8 +7,7 @@ import copy
 import pickle
 import threading
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from later import Keeper, Own, Parent, compiled, count_looks, patch, runs, write
 from opswap.swap.runtime import guards
 from swapping import images
 
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.filterwarnings("error")]
 
 
 class Writes(nn.Module):
@@ -90,13 +89,6 @@ LATER: dict[str, Callable[[Parent], Any]] = {
     "class of a user's module": lambda m: of_class(m.child[1][1], WritingOwn, m),
     "hook deep below": lambda m: m.child[1][0].register_forward_hook(lambda *_: writer(m)(m) and None),
 }
-
-
-@pytest.fixture(autouse=True)
-def no_warnings() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 def same(stock: nn.Module, model: nn.Module, calls: int = 3) -> None:
