@@ -24,22 +24,11 @@ Modules = nn.Module | Sequence[nn.Module]
 # State that is one number per parameter, which a parameter of no dimensions cannot show by its size.
 _NUMBERS = frozenset({"step", "mu_product", "eta", "mu"})
 # Optimizers of torch, timm and others that look at a whole parameter, or at all, for the step of one element.
-_NOT_ELEMENTWISE = frozenset(
-    {
-        *(
-            "LBFGS",
-            "Muon",
-            "Adafactor",
-            "AdafactorBigVision",
-            "Adahessian",
-            "AdamP",
-            "SGDP",
-            "Kron",
-            "Shampoo",
-        ),
-        *("SOAP", "Lamb", "LAMB", "FusedLAMB", "Lars", "LARS", "NovoGrad", "NvNovoGrad", "FusedNovoGrad"),
-    }
-)
+_OF_WHOLE_PARAMETERS = """
+    LBFGS Muon Adafactor AdafactorBigVision Adahessian AdamP SGDP Kron Shampoo SOAP Lamb LAMB FusedLAMB Lars
+    LARS NovoGrad NvNovoGrad FusedNovoGrad
+"""
+_NOT_ELEMENTWISE = frozenset(_OF_WHOLE_PARAMETERS.split())
 
 
 @dataclass(frozen=True)

@@ -28,54 +28,12 @@ __all__ = [
 
 OF_TORCH = ("torch", "F", "nn.functional", "torch.nn.functional", "functional")
 # Functions and methods of which one element of the result depends on the same element of the arguments alone.
-ELEMENTWISE = frozenset(
-    {
-        *(
-            "abs",
-            "add",
-            "ceil",
-            "clamp",
-            "clamp_max",
-            "clamp_min",
-            "clip",
-            "cos",
-            "div",
-            "double",
-            "erf",
-            "exp",
-            "expm1",
-        ),
-        *(
-            "float",
-            "floor",
-            "gelu",
-            "half",
-            "log",
-            "log1p",
-            "log2",
-            "maximum",
-            "minimum",
-            "mul",
-            "neg",
-            "pow",
-            "relu",
-        ),
-        *(
-            "reciprocal",
-            "round",
-            "rsqrt",
-            "sigmoid",
-            "sign",
-            "silu",
-            "sin",
-            "softplus",
-            "sqrt",
-            "square",
-            "sub",
-            "tanh",
-        ),
-    }
-)
+_BY_ELEMENT = """
+    abs add ceil clamp clamp_max clamp_min clip cos div double erf exp expm1 float floor gelu half log log1p
+    log2 maximum minimum mul neg pow relu reciprocal round rsqrt sigmoid sign silu sin softplus sqrt square
+    sub tanh
+"""
+ELEMENTWISE = frozenset(_BY_ELEMENT.split())
 # Of these the place of the argument for which the gradient may be infinite, or the result.
 GUARDED = {
     **dict.fromkeys(("exp", "expm1", "log", "log1p", "log2", "pow", "reciprocal", "rsqrt", "sqrt"), 0),

@@ -14,60 +14,14 @@ __all__ = ["BRANCH", "LOOP", "SIZE", "VALUE", "enclosing_function", "role_of", "
 BRANCH, SIZE, LOOP, VALUE = "branch", "size", "loop", "value"
 
 # Names of functions and methods whose numbers are sizes.
-_SIZED = frozenset(
-    {
-        "adaptive_avg_pool2d",
-        "adaptive_max_pool2d",
-        "arange",
-        "as_strided",
-        "broadcast_to",
-        "chunk",
-        "combinations",
-        "empty",
-        "empty_strided",
-        "expand",
-        "eye",
-        "full",
-        "histc",
-        "interpolate",
-        "islice",
-        "linspace",
-        "logspace",
-        "multinomial",
-        "narrow",
-        "new_empty",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "one_hot",
-        "ones",
-        "pad",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "repeat",
-        "reshape",
-        "resize_",
-        "roll",
-        "select",
-        "sort",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "tile",
-        "topk",
-        "tril_indices",
-        "triu_indices",
-        "unbind",
-        "unflatten",
-        "unfold",
-        "vander",
-        "view",
-        "zeros",
-    }
-)
+_BY_SIZE = """
+    adaptive_avg_pool2d adaptive_max_pool2d arange as_strided broadcast_to chunk combinations empty
+    empty_strided expand eye full histc interpolate islice linspace logspace multinomial narrow new_empty
+    new_full new_ones new_zeros one_hot ones pad rand randint randn randperm range repeat reshape resize_
+    roll select sort split split_with_sizes tensor_split tile topk tril_indices triu_indices unbind
+    unflatten unfold vander view zeros
+"""
+_SIZED = frozenset(_BY_SIZE.split())
 _READS = frozenset({"item", "tolist", "int", "float", "bool"})
 _MOST_FILES = 64
 

@@ -32,19 +32,11 @@ __all__ = [
 ]
 
 # Answers that a trace would give once and for all: about Python itself, or about state of torch's threads.
-_BAKED = frozenset(
-    {
-        "callable",
-        "is_",
-        "is_autocast_enabled",
-        "is_grad_enabled",
-        "is_inference_mode_enabled",
-        "is_not",
-        "is_tensor",
-        "issubclass",
-        "type",
-    }
-)
+_ANSWERS = """
+    callable is_ is_autocast_enabled is_grad_enabled is_inference_mode_enabled is_not is_tensor issubclass
+    type
+"""
+_BAKED = frozenset(_ANSWERS.split())
 _CATCHES = frozenset({"CHECK_EG_MATCH", "CHECK_EXC_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
 _WITH = frozenset({"BEFORE_ASYNC_WITH", "BEFORE_WITH", "SETUP_ASYNC_WITH", "SETUP_WITH"})
 _ATTRIBUTES = frozenset(

@@ -24,22 +24,11 @@ __all__ = ["Concrete", "TraceDraws"]
 
 _FX = os.path.join(os.path.dirname(torch.__file__), "fx") + os.sep
 # They give Python what is in the memory of a tensor.
-_READS = frozenset(
-    {
-        "__array__",
-        "__complex__",
-        "__contains__",
-        "__dlpack__",
-        "__format__",
-        "__iter__",
-        "__repr__",
-        "data_ptr",
-        "numpy",
-        "storage",
-        "tolist",
-        "untyped_storage",
-    }
-)
+_READING = """
+    __array__ __complex__ __contains__ __dlpack__ __format__ __iter__ __repr__ data_ptr numpy storage tolist
+    untyped_storage
+"""
+_READS = frozenset(_READING.split())
 _STAND_IN = "record_or_call"  # what a tracer puts in the place of torch's factories
 _OPERATORS = {
     "__getitem__": operator.getitem,

@@ -86,20 +86,10 @@ _NOT_INHERITED = frozenset(
     {"__annotations__", "__doc__", "__module__"}
 )  # reading them from a class may create them
 # Special methods without which Python answers otherwise; an object's class may get them later.
-_FALL_BACK = (
-    "__bool__",
-    "__contains__",
-    "__eq__",
-    "__format__",
-    "__getattr__",
-    "__getattribute__",
-    "__getitem__",
-    "__iter__",
-    "__len__",
-    "__ne__",
-    "__reversed__",
-    "__str__",
-)
+_SPECIAL = """
+    bool contains eq format getattr getattribute getitem iter len ne reversed str
+"""
+_FALL_BACK = tuple(f"__{name}__" for name in _SPECIAL.split())
 _FALL_BACK_OF_LAYERS = ("__bool__", "__eq__", "__getattribute__", "__len__")
 _WRITE_ANY = frozenset({"__delattr__", "__setattr__"})  # methods that write to an attribute of any name
 

@@ -47,29 +47,12 @@ __all__ = [
 
 _MANY = 20000  # values of one search
 # Python runs other special methods of an object without naming them.
-_NOT_CALLED = frozenset(
-    {
-        "__class_getitem__",
-        "__copy__",
-        "__deepcopy__",
-        "__del__",
-        "__delattr__",
-        "__dir__",
-        "__getstate__",
-        "__hash__",
-        "__init__",
-        "__init_subclass__",
-        "__new__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__repr__",
-        "__set_name__",
-        "__setattr__",
-        "__setstate__",
-        "__slotnames__",  # which copies and pickles add to a class
-        "__str__",
-    }
-)
+# Copies and pickles add `__slotnames__` to a class.
+_SPECIAL = """
+    class_getitem copy deepcopy del delattr dir getstate hash init init_subclass new reduce reduce_ex repr
+    set_name setattr setstate slotnames str
+"""
+_NOT_CALLED = frozenset(f"__{name}__" for name in _SPECIAL.split())
 _MAKES = frozenset({"__init__", "__new__", "__post_init__"})
 _USES = _MAKES | {"__call__", "__enter__", "__exit__"}  # of objects that code makes of a class
 # What wraps a function; other objects may run code when they are asked for attributes.

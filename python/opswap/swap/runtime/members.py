@@ -43,36 +43,12 @@ BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
 _C_METHODS = (types.ClassMethodDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType)
 # Entries that statements of Python, and dataclasses, make.
 _OF_ABSTRACT = "_abc_impl"  # which classes are registered
-_MADE = frozenset(
-    f"__{name}__"
-    for name in (
-        "abstractmethods",
-        "all",
-        "annotations",
-        "builtins",
-        "cached",
-        "dataclass_fields",
-        "dataclass_params",
-        "dict",
-        "doc",
-        "file",
-        "firstlineno",
-        "hash",
-        "loader",
-        "match_args",
-        "module",
-        "name",
-        "orig_bases",
-        "package",
-        "parameters",
-        "path",
-        "slotnames",
-        "slots",
-        "spec",
-        "static_attributes",
-        "weakref",
-    )
-)
+_ENTRIES = """
+    abstractmethods all annotations builtins cached dataclass_fields dataclass_params dict doc file
+    firstlineno hash loader match_args module name orig_bases package parameters path slotnames slots spec
+    static_attributes weakref
+"""
+_MADE = frozenset(f"__{name}__" for name in _ENTRIES.split())
 _HEAP_TYPE = 1 << 9  # set by every class statement
 
 

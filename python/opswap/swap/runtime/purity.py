@@ -54,164 +54,38 @@ _OF_TRACES = os.path.join(_OPSWAP, "_torch.py")  # which runs in traces
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 _SITE = tuple({sysconfig.get_path(k) + os.sep for k in ("purelib", "platlib")})
 
-_PURE = frozenset(
-    {
-        "__future__",
-        "_abc",
-        "_bisect",
-        "_collections",
-        "_collections_abc",
-        "_functools",
-        "_heapq",
-        "_operator",
-        "_sre",
-        "_struct",
-        "abc",
-        "bisect",
-        "cmath",
-        "collections",
-        "collections.abc",
-        "colorsys",
-        "copy",
-        "copyreg",
-        "dataclasses",
-        "einops",
-        "enum",
-        "fractions",
-        "functools",
-        "heapq",
-        "importlib._bootstrap",
-        "itertools",
-        "math",
-        "numbers",
-        "numpy",
-        "operator",
-        "re",
-        "reprlib",
-        "sre_compile",
-        "sre_parse",
-        "string",
-        "struct",
-        "textwrap",
-        "types",
-        "typing",
-        "typing_extensions",
-    }
-)
+_PURE_MODULES = """
+    __future__ _abc _bisect _collections _collections_abc _functools _heapq _operator _sre _struct abc
+    bisect cmath collections collections.abc colorsys copy copyreg dataclasses einops enum fractions
+    functools heapq importlib._bootstrap itertools math numbers numpy operator re reprlib sre_compile
+    sre_parse string struct textwrap types typing typing_extensions
+"""
+_PURE = frozenset(_PURE_MODULES.split())
 # What NumPy has that depends on files, options or uninitialised memory.
-IMPURE_NUMPY = frozenset(
-    [
-        "DataSource",
-        "array2string",
-        "array_repr",
-        "array_str",
-        "empty",
-        "empty_like",
-        "fromfile",
-        "fromregex",
-        "genfromtxt",
-        "get_printoptions",
-        "getbufsize",
-        "geterr",
-        "geterrcall",
-        "load",
-        "loadtxt",
-        "memmap",
-        "open_memmap",
-        "printoptions",
-    ]
-)
+_OF_NUMPY = """
+    DataSource array2string array_repr array_str empty empty_like fromfile fromregex genfromtxt
+    get_printoptions getbufsize geterr geterrcall load loadtxt memmap open_memmap printoptions
+"""
+IMPURE_NUMPY = frozenset(_OF_NUMPY.split())
 # Modules whose mention by a forward is enough: nothing in them is a constant.
-_IMPURE = frozenset(
-    {
-        "_contextvars",
-        "_random",
-        "_thread",
-        "asyncio",
-        "contextvars",
-        "ctypes",
-        "datetime",
-        "gc",
-        "glob",
-        "inspect",
-        "io",
-        "linecache",
-        "locale",
-        "mmap",
-        "multiprocessing",
-        "nt",
-        "numpy.random",
-        "posix",
-        "queue",
-        "random",
-        "resource",
-        "secrets",
-        "select",
-        "shutil",
-        "signal",
-        "socket",
-        "subprocess",
-        "tempfile",
-        "threading",
-        "time",
-        "torch.backends",
-        "torch.random",
-        "uuid",
-        "weakref",
-    }
-)
+_IMPURE_MODULES = """
+    _contextvars _random _thread asyncio contextvars ctypes datetime gc glob inspect io linecache locale
+    mmap multiprocessing nt numpy.random posix queue random resource secrets select shutil signal socket
+    subprocess tempfile threading time torch.backends torch.random uuid weakref
+"""
+_IMPURE = frozenset(_IMPURE_MODULES.split())
 # Torch's own code that a forward may call. Contexts, checkpoints and functions with a gradient of their own are
 # refused by the tracer, which knows why.
-_PURE_TORCH = tuple(
-    name.replace("/", os.sep)
-    for name in (
-        "_compile.py",
-        "_jit_internal.py",
-        "_tensor.py",
-        "amp/",
-        "ao/nn/quantized/modules/functional_modules.py",
-        "autograd/",
-        "functional.py",
-        "fx/",
-        "nn/",
-        "overrides.py",
-        "utils/_contextlib.py",
-        "utils/_pytree.py",
-        "utils/checkpoint.py",
-    )
-)
-_PURE_BUILTINS = frozenset(
-    getattr(builtins, name)
-    for name in [
-        "__build_class__",
-        "abs",
-        "all",
-        "any",
-        "ascii",
-        "bin",
-        "callable",
-        "chr",
-        "divmod",
-        "format",
-        "getattr",
-        "hasattr",
-        "hex",
-        "isinstance",
-        "issubclass",
-        "iter",
-        "len",
-        "max",
-        "min",
-        "next",
-        "oct",
-        "ord",
-        "pow",
-        "repr",
-        "round",
-        "sorted",
-        "sum",
-    ]
-)
+_FILES_OF_TORCH = """
+    _compile.py _jit_internal.py _tensor.py amp/ ao/nn/quantized/modules/functional_modules.py autograd/
+    functional.py fx/ nn/ overrides.py utils/_contextlib.py utils/_pytree.py utils/checkpoint.py
+"""
+_PURE_TORCH = tuple(name.replace("/", os.sep) for name in _FILES_OF_TORCH.split())
+_BUILTINS = """
+    __build_class__ abs all any ascii bin callable chr divmod format getattr hasattr hex isinstance
+    issubclass iter len max min next oct ord pow repr round sorted sum
+"""
+_PURE_BUILTINS = frozenset(getattr(builtins, name) for name in _BUILTINS.split())
 # They give no answer: a forward may mention them, for a path that is not taken, but not call them.
 _EFFECTS = frozenset({print, warnings.warn})
 # Methods of these write to their object or read nothing else.
@@ -267,36 +141,12 @@ _QUERIES = frozenset(
     }
 )
 # Functions that make tensors, which a mode sees although they have no tensor argument.
-_FACTORIES = [
-    "arange",
-    "as_tensor",
-    "asarray",
-    "bartlett_window",
-    "blackman_window",
-    "complex",
-    "empty",
-    "empty_permuted",
-    "empty_strided",
-    "eye",
-    "full",
-    "hamming_window",
-    "hann_window",
-    "kaiser_window",
-    "linspace",
-    "logspace",
-    "ones",
-    "polar",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "range",
-    "scalar_tensor",
-    "tensor",
-    "tril_indices",
-    "triu_indices",
-    "zeros",
-]
+_MAKERS = """
+    arange as_tensor asarray bartlett_window blackman_window complex empty empty_permuted empty_strided eye
+    full hamming_window hann_window kaiser_window linspace logspace ones polar rand randint randn randperm
+    range scalar_tensor tensor tril_indices triu_indices zeros
+"""
+_FACTORIES = _MAKERS.split()
 # Functions of torch in C that no mode sees and that are pure.
 _TORCH_BUILTINS = frozenset({"_get_tracing_state", "_log_api_usage_once"})
 
