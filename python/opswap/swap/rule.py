@@ -43,6 +43,11 @@ def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
     return bound.arguments
 
 
+def named(*functions: Any) -> dict[str, Any]:
+    """The functions and classes by their names, which the texts of a replacement mention."""
+    return {f.__name__: f for f in functions}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Region:
     """Nodes that compute the outputs from the inputs.

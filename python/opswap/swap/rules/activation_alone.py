@@ -20,7 +20,7 @@ from opswap import functional as F
 from opswap.ops._function import cached_constant, plain_cpu
 
 from ..graph.calls import subject, writes
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
 from .activation import activation
@@ -93,11 +93,8 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     if writes(region.main):
         raise Refusal("it writes over its input: with inplace=False it is replaced")
     act = _name(region.main)
-    return Replacement(
-        f"activates(x0, {act!r})",
-        f"activate_alone(x0, {act!r})",
-        {"activates": activates, "activate_alone": activate_alone},
-    )
+    names = named(activates, activate_alone)
+    return Replacement(f"activates(x0, {act!r})", f"activate_alone(x0, {act!r})", names)
 
 
 def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:

@@ -30,7 +30,7 @@ from opswap.ops.depthwise import is_depthwise
 from opswap.ops.norm import spell
 
 from ..graph.metadata import is_metadata
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.guards import unhooked
 from ..runtime.messages import require
 from .activation import activation, activation_of
@@ -364,19 +364,8 @@ def _call_text(norm: Node, region: Region) -> str:
     return f"NormCall({', '.join((*vectors, counter, *options))})"
 
 
-_NAMES: dict[str, Any] = {
-    "unhooked": unhooked,
-    "NormCall": NormCall,
-    "poolable": poolable,
-    "linked": linked,
-    "foldable": foldable,
-    "settled": settled,
-    "settle": settle,
-    "activation_of": activation_of,
-    "Identity": nn.Identity,
-    "apply_chain": apply_chain,
-    "apply_folded": apply_folded,
-}
+_NAMES = named(unhooked, NormCall, poolable, linked, foldable, settled, settle)
+_NAMES |= named(activation_of, nn.Identity, apply_chain, apply_folded)
 
 
 def _replacement(text: _Spelled, held: str, function: str) -> Replacement:

@@ -13,30 +13,29 @@ from opswap.ops.depthwise import depthwise_able, depthwise_wins, is_depthwise, t
 from opswap.ops.pointwise import FEW_WEIGHTS, is_pointwise, module_overruns, pointwise_wins, takes_pixels
 from opswap.ops.reduced_precision import depthwise_or_float32, float32_able
 
-from ..rule import Replacement, Rule
+from ..rule import Replacement, Rule, named
 
 __all__ = ["RULES", "WINDOWS", "large"]
 
 _POINTWISE = Replacement(
     "(module_overruns(m0, x0) or float32_able(m0, x0) and is_pointwise(m0) or takes_pixels(m0, x0))",
     "apply_pointwise(m0, x0)",
-    {f.__name__: f for f in (takes_pixels, module_overruns, float32_able, is_pointwise, apply_pointwise)},
+    named(takes_pixels, module_overruns, float32_able, is_pointwise, apply_pointwise),
 )
 _MENDED = Replacement(
     "module_overruns(m0, x0)",
     "strided_conv2d(x0, m0.weight, m0.bias, m0.stride)",
-    {f.__name__: f for f in (module_overruns, strided_conv2d)},
+    named(module_overruns, strided_conv2d),
 )
 _DEPTHWISE = Replacement(
     "(float32_able(m0, x0) and is_depthwise(m0) or depthwise_able(m0, x0))",
     "depthwise_conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {f.__name__: f for f in (float32_able, is_depthwise, depthwise_able)}
-    | {"depthwise_conv2d": depthwise_or_float32},
+    named(float32_able, is_depthwise, depthwise_able) | {"depthwise_conv2d": depthwise_or_float32},
 )
 _DENSE = Replacement(
     "(float32_able(m0, x0) and m0.groups == 1 or conv_able(m0, x0))",
     "conv2d(x0, m0.weight, m0.bias, m0.stride, m0.padding, m0.dilation)",
-    {f.__name__: f for f in (float32_able, conv_able, F.conv2d)},
+    named(float32_able, conv_able, F.conv2d),
 )
 
 

@@ -20,7 +20,7 @@ from opswap.ops.conv import conv_pays, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
 from .convolution import WINDOWS, large
 
 __all__ = ["RULES"]
@@ -105,11 +105,10 @@ def _prove_pointwise(region: Region, shapes: Shapes) -> Replacement:
     if size[0] * size[1] >= FEW_WEIGHTS:
         raise Refusal(large(size[0] * size[1]))
     input, weight, bias = tensors.values()
-    functions = (pointwise_fits, gradient_overruns, F.pointwise_conv2d)
     return Replacement(
         f"(gradient_overruns({input}, {weight}, {bias}, {stride}) or pointwise_fits({input}, {weight}, {stride}))",
         f"pointwise_conv2d({input}, {weight}, {bias}, {stride})",
-        {f.__name__: f for f in functions},
+        named(pointwise_fits, gradient_overruns, F.pointwise_conv2d),
     )
 
 
@@ -123,7 +122,7 @@ def _prove_mended(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"gradient_overruns({input}, {weight}, {bias}, {stride})",
         f"strided_conv2d({input}, {weight}, {bias}, {stride})",
-        {f.__name__: f for f in (gradient_overruns, strided_conv2d)},
+        named(gradient_overruns, strided_conv2d),
     )
 
 
@@ -141,9 +140,11 @@ def _prove_depthwise(region: Region, shapes: Shapes) -> Replacement:
         )
     padding = _padding(given["padding"], size, stride, dilation)
     options = f"{', '.join(tensors.values())}, {stride}, {_written(given['padding'], padding)}, {dilation}"
-    names = {"depthwise_fits": depthwise_fits, "depthwise_conv2d": F.depthwise_conv2d}
-    condition = f"depthwise_fits({options}, {groups})"
-    return Replacement(condition, f"depthwise_conv2d({options})", names)
+    return Replacement(
+        f"depthwise_fits({options}, {groups})",
+        f"depthwise_conv2d({options})",
+        named(depthwise_fits, F.depthwise_conv2d),
+    )
 
 
 def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
@@ -158,11 +159,10 @@ def _prove_dense(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal(reason or "no kernel supports it", report=reason is not None)
     input, weight, bias = tensors.values()
     options = f"{stride}, {_written(given['padding'], padding)}, {dilation}"
-    names = {"conv_pays": conv_pays, "conv2d": F.conv2d}
     return Replacement(
         f"conv_pays({input}, {weight}, {options})",
         f"conv2d({input}, {weight}, {bias}, {options})",
-        names,
+        named(conv_pays, F.conv2d),
     )
 
 

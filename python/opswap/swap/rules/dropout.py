@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.condition_texts import describe_condition
 from .conditions import on_cpu, poolable
 from .dropout_add import MODULES, OF_CHANNELS
@@ -75,7 +75,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"{texts['training']} and poolable({texts['input']}) and dropout_pays({texts['input']})",
         f"dropout({', '.join(texts.values())})",
-        {"dropout": F.dropout, "poolable": poolable, "dropout_pays": dropout_pays},
+        named(F.dropout, poolable, dropout_pays),
     )
 
 

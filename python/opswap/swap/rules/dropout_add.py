@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from opswap.ops._function import plain_cpu
 
 from ..graph.calls import subject
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_problem, unhooked
 from ..runtime.shown import shown
@@ -128,7 +128,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     node, total = region.nodes
     (other,) = (n for n in total.all_input_nodes if n is not node)
     xs = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    names: dict[str, Any] = {"addable": addable, "dropout_add": dropout_add}
+    names = named(addable, dropout_add)
     if node.op == "call_module":
         kind: Any = type(node.meta["module"])
         drop, p = "drops(m0)", "m0.p"

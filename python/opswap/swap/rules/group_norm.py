@@ -24,7 +24,7 @@ from opswap.ops.norm import (
     torch_instance_norm,
 )
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import contiguous_images, shown
 from .conditions import trains
@@ -177,12 +177,12 @@ _GROUP_ARGUMENTS = "(x0, m0.num_groups, m0.weight, m0.bias, m0.eps)"
 _GROUP = Replacement(
     "(group_norm_unsafe(m0, x0) or group_norm_able(m0, x0))",
     f"fastest_group_norm{_GROUP_ARGUMENTS}",
-    {f.__name__: f for f in (group_norm_unsafe, group_norm_able, fastest_group_norm)},
+    named(group_norm_unsafe, group_norm_able, fastest_group_norm),
 )
 _GROUP_MENDED = Replacement(
     "group_norm_unsafe(m0, x0)",
     f"torch_group_norm{_GROUP_ARGUMENTS}",
-    {"group_norm_unsafe": group_norm_unsafe, "torch_group_norm": torch_group_norm},
+    named(group_norm_unsafe, torch_group_norm),
 )
 # As torch's modules call it.
 _ARGUMENTS = (
@@ -192,13 +192,13 @@ _ARGUMENTS = (
 _INSTANCE = Replacement(
     "(instance_norm_misread(m0, x0) or instance_norm_able(m0, x0))",
     f"fastest_instance_norm{_ARGUMENTS}",
-    {f.__name__: f for f in (instance_norm_misread, instance_norm_able, fastest_instance_norm)},
+    named(instance_norm_misread, instance_norm_able, fastest_instance_norm),
     contiguous=_NEVER,
 )
 _MENDED = Replacement(
     "instance_norm_misread(m0, x0)",
     f"torch_instance_norm{_ARGUMENTS}",
-    {"instance_norm_misread": instance_norm_misread, "torch_instance_norm": torch_instance_norm},
+    named(instance_norm_misread, torch_instance_norm),
 )
 
 
@@ -228,17 +228,16 @@ def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
 
 def _prove_group(region: Region, shapes: Shapes) -> Replacement:
     given = ", ".join(_arguments(region, torch_functional.group_norm).values())
-    functions = (gradient_missing, group_norm_wins, fastest_group_norm)
     return Replacement(
         f"(gradient_missing({given}) or group_norm_wins({given}))",
         f"fastest_group_norm({given})",
-        {f.__name__: f for f in functions},
+        named(gradient_missing, group_norm_wins, fastest_group_norm),
     )
 
 
 def _prove_group_mended(region: Region, shapes: Shapes) -> Replacement:
     given = ", ".join(_arguments(region, torch_functional.group_norm).values())
-    names = {"gradient_missing": gradient_missing, "torch_group_norm": torch_group_norm}
+    names = named(gradient_missing, torch_group_norm)
     return Replacement(f"gradient_missing({given})", f"torch_group_norm({given})", names)
 
 
@@ -247,11 +246,10 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
     if given["running_mean"] != "None" or given["running_var"] != "None":
         raise Refusal(_KEEPS)
     asked = ", ".join(text for name, text in given.items() if name != "momentum")
-    functions = (gradient_misread, instance_norm_wins, fastest_instance_norm)
     return Replacement(
         f"(gradient_misread({given['input']}) or instance_norm_wins({asked}))",
         f"fastest_instance_norm({', '.join(given.values())})",
-        {f.__name__: f for f in functions},
+        named(gradient_misread, instance_norm_wins, fastest_instance_norm),
         f"not instance_norm_wins({asked})",
         _prove_mended(region, shapes),
     )
@@ -259,7 +257,7 @@ def _prove_instance(region: Region, shapes: Shapes) -> Replacement:
 
 def _prove_mended(region: Region, shapes: Shapes) -> Replacement:
     given = _arguments(region, torch_functional.instance_norm)
-    names = {"gradient_misread": gradient_misread, "torch_instance_norm": torch_instance_norm}
+    names = named(gradient_misread, torch_instance_norm)
     return Replacement(
         f"gradient_misread({given['input']})", f"torch_instance_norm({', '.join(given.values())})", names
     )

@@ -21,7 +21,7 @@ from opswap._torch import constant_in_graphs
 from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
 from .arithmetic import operands, squared
@@ -113,7 +113,7 @@ describe_condition(layer_norm_able, _why_slower_module)
 _MODULE = Replacement(
     "layer_norm_able(m0, x0)",
     "layer_norm(x0, m0.normalized_shape, m0.weight, m0.bias, m0.eps)",
-    {"layer_norm_able": layer_norm_able, "layer_norm": F.layer_norm},
+    named(layer_norm_able, F.layer_norm),
 )
 
 
@@ -143,7 +143,7 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"layer_norm_wins({given})",
         f"layer_norm({given})",
-        {"layer_norm_wins": layer_norm_wins, "layer_norm": F.layer_norm, "opswap_is_large": is_large},
+        named(layer_norm_wins, F.layer_norm) | {"opswap_is_large": is_large},
         first="opswap_is_large(x0)",
     )
 
@@ -224,7 +224,7 @@ def _prove_arithmetic(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"arithmetic_wins({given})",
         f"layer_norm2d({given})",
-        {"arithmetic_wins": arithmetic_wins, "layer_norm2d": F.layer_norm2d},
+        named(arithmetic_wins, F.layer_norm2d),
     )
 
 

@@ -16,7 +16,7 @@ from torch.fx import Graph
 
 from opswap import functional as F
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
 from .pool import made_contiguous
 from .pool_sizes import large_enough
 
@@ -54,11 +54,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"large_enough(x0, {_FEWEST}, {_FEWEST}, (4,)) and x0.dtype is float32",
         f"local_response_norm(x0, {given})",
-        {
-            "large_enough": large_enough,
-            "float32": torch.float32,
-            "local_response_norm": local_response_norm,
-        },
+        named(large_enough, local_response_norm) | {"float32": torch.float32},
     )
 
 

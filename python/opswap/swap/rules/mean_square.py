@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 
 from ..graph.calls import hazard
-from ..rule import Region, Replacement, Rule, Shapes
+from ..rule import Region, Replacement, Rule, Shapes, named
 from .arithmetic import operands, squared
 from .conditions import normed_fast, poolable
 from .linear.products import is_call
@@ -62,7 +62,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         "poolable(x0) and normed_fast(x0)",
         "over_mean_square(x0)",
-        {"poolable": poolable, "normed_fast": normed_fast, "over_mean_square": F.over_mean_square},
+        named(poolable, normed_fast, F.over_mean_square),
     )
 
 

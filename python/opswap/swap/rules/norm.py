@@ -18,7 +18,7 @@ from opswap.ops.chain import ConvChain
 from opswap.ops.norm import spell, vector_misread
 from opswap.ops.norm.batch_norm import BatchNormAct
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_problem, runs_other_code, unhooked
 from .activation import SILU, activation, activation_of, gated
@@ -153,7 +153,7 @@ def act_of(region: Region) -> tuple[str, str, dict[str, Any]]:
         found = SILU
     if found is None:
         raise Refusal("its activation is not known")
-    names = {"activation_of": activation_of, "Identity": nn.Identity}
+    names = named(activation_of, nn.Identity)
     return spell(*found), "".join(conditions), names if conditions else {}
 
 
@@ -168,8 +168,7 @@ def _prove_act(region: Region, shapes: Shapes) -> Replacement:
     name, still, names = act_of(region)
     calls = [f"m{i}" for i, _ in enumerate(module_calls(region.nodes))]
     condition = f"unhooked({', '.join(calls)}) and supported_norm(m0, x0) and normed_fast(x0){still}"
-    names |= {"unhooked": unhooked, "supported_norm": supported_norm, "apply_norm": apply_norm}
-    names["normed_fast"] = normed_fast
+    names |= named(unhooked, supported_norm, apply_norm, normed_fast)
     inplace = ""
     if len(region.modules) > len(calls):
         inplace = f", inplace=may_overwrite(x0, m{len(calls)})"
@@ -191,13 +190,7 @@ def _prove_in_place(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         "not m0.training and unhooked(m0) and supported_norm(m0, x0) and may_overwrite(x0, m1) and normed_fast(x0)",
         "apply_norm(m0, x0, None, inplace=True)",
-        {
-            "unhooked": unhooked,
-            "supported_norm": supported_norm,
-            "may_overwrite": may_overwrite,
-            "normed_fast": normed_fast,
-            "apply_norm": apply_norm,
-        },
+        named(unhooked, supported_norm, may_overwrite, normed_fast, apply_norm),
     )
 
 
@@ -221,17 +214,10 @@ describe_condition(norm_misread, lambda *_: "its weight and statistics are conti
 _ALONE = Replacement(
     "poolable(x0) and (norm_misread(m0, x0) or m0.training and normed_alone_fast(x0))",
     "apply_norm(m0, x0, None)",
-    {
-        "poolable": poolable,
-        "norm_misread": norm_misread,
-        "normed_alone_fast": normed_alone_fast,
-        "apply_norm": apply_norm,
-    },
+    named(poolable, norm_misread, normed_alone_fast, apply_norm),
 )
 _MENDED = Replacement(
-    "norm_misread(m0, x0)",
-    "apply_torch_norm(m0, x0)",
-    {"norm_misread": norm_misread, "apply_torch_norm": apply_torch_norm},
+    "norm_misread(m0, x0)", "apply_torch_norm(m0, x0)", named(norm_misread, apply_torch_norm)
 )
 
 

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.norm import vector_misread
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.guards import unhooked
 from .conditions import normed_alone_fast, normed_fast, poolable
 from .norm import act_of, behind, region_of
@@ -80,14 +80,7 @@ def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     options = [f"{name}={text}" for name, text in arguments.items()]
     vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))
     misread = f"vector_misread({input}, {vectors})"
-    names = {
-        "batch_norm_act": F.batch_norm_act,
-        "poolable": poolable,
-        "normed_fast": normed_fast,
-        "normed_alone_fast": normed_alone_fast,
-        "unhooked": unhooked,
-        "vector_misread": vector_misread,
-    }
+    names = named(F.batch_norm_act, poolable, normed_fast, normed_alone_fast, unhooked, vector_misread)
     if len(region.nodes) > 1:
         name, still, more = act_of(region)
         names |= more

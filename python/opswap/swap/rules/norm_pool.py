@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.nn.norm import Pooling, apply_norm_pool
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.guards import unhooked
 from .conditions import normed_fast, poolable
 from .norm import NORMS, act_of, behind, module_calls, region_of, supported_norm
@@ -74,13 +74,9 @@ def is_pool(node: Node) -> bool:
 def pooling_text(pool: Node, module: str) -> tuple[str, str, dict[str, Any]]:
     """The window of a call as text, the condition that a module still is what it was, or "", and the names in both."""
     if pool.op == "call_module":
-        return (
-            f"pooling({module})",
-            f"is_max_pool({module})",
-            {"pooling": pooling, "is_max_pool": is_max_pool},
-        )
+        return f"pooling({module})", f"is_max_pool({module})", named(pooling, is_max_pool)
     window = ", ".join(repr(tuple(v) if isinstance(v, list) else v) for v in _window_of(pool) or ())
-    return f"Pooling({window})", "", {"Pooling": Pooling}
+    return f"Pooling({window})", "", named(Pooling)
 
 
 def _find(graph: Graph) -> Iterator[Region]:
@@ -104,9 +100,9 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         name, acts, more = act_of(region_of(region.nodes[:-1]))
         still, names = still + acts, names | more
     conditions = [f"unhooked({', '.join(calls)})"] if calls else []
-    names |= {"unhooked": unhooked, "normed_fast": normed_fast}
+    names |= named(unhooked, normed_fast)
     if not is_batch_norm(norm):
-        names |= {"supported_norm": supported_norm, "apply_norm_pool": apply_norm_pool}
+        names |= named(supported_norm, apply_norm_pool)
         conditions += ["supported_norm(m0, x0)", "normed_fast(x0)"]
         result = f"apply_norm_pool(m0, x0, {name!r}, {window})"
         return Replacement(" and ".join(conditions) + still, result, names)
@@ -114,7 +110,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     input = arguments.pop("input")
     if input != "x0":
         raise Refusal("its input is not its first argument")
-    names |= {"poolable": poolable, "batch_norm_act_max_pool2d": F.batch_norm_act_max_pool2d}
+    names |= named(poolable, F.batch_norm_act_max_pool2d)
     conditions += ["poolable(x0)", "normed_fast(x0)"]
     options = ", ".join(f"{key}={text}" for key, text in arguments.items())
     result = f"batch_norm_act_max_pool2d(x0, {options}, activation={name!r}, **{window}._asdict())"

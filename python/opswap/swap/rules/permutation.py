@@ -17,7 +17,7 @@ from opswap.ops._layout import is_strided
 from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
 from ..graph.layout import asks_for_layout
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from .channels.conditions import give_contiguous
 
 __all__ = ["RULES", "indexes", "strides_fall"]
@@ -78,7 +78,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     contiguous = "give_contiguous((x0,))" if buffer or groups else ""
     if contiguous and asks_for_layout(region.outputs):
         condition += f" and {contiguous}"
-    names = {f.__name__: f for f in (function, give_contiguous, indexes, is_strided, strides_fall)}
+    names = named(function, give_contiguous, indexes, is_strided, strides_fall)
     return Replacement(condition, result, names, contiguous)
 
 

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes, named
 from .conditions import poolable, trains
 from .pool_sizes import AVERAGE, adaptive_pays, fills_vectors, large_enough
 
@@ -115,7 +115,7 @@ def _prove_pool(
     one = ", one=True" if arguments.get("output_size") in (1, (1,), (1, 1), (1, 1, 1)) else ""
     result = f"{ours.__name__}({', '.join([input, *options])})"
     tests = (poolable, large_enough, fills_vectors, adaptive_pays, only_ours, trains)
-    scope = {f.__name__: f for f in (ours, *tests)}
+    scope = named(ours, *tests)
     condition = f"poolable({input})"
     batched = ", batched=5" if ours.__name__.endswith("3d") else ""
     if ours in _SPATIAL and not optional:
@@ -158,7 +158,7 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"large_enough({input}, {few}, {few}, (4,), doubles=trains({input}))",
         f"global_max_pool2d({input}, ties='split', keepdim={keepdim})",
-        {"global_max_pool2d": F.global_max_pool2d, "large_enough": large_enough, "trains": trains},
+        named(F.global_max_pool2d, large_enough, trains),
     )
 
 

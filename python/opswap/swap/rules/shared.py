@@ -19,7 +19,7 @@ from opswap.ops.norm._activations import activate, spell
 
 from ..graph.aliasing import escape_or_write
 from ..graph.calls import writes
-from ..rule import Refusal, Region, Replacement, Rule, Shapes
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ..runtime.guards import call_problem, runs_other_code, unhooked
 from .activation import Activation, activation, activation_of
 from .norm import module_calls, modules_between
@@ -89,7 +89,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal("its activation is not known", report=False)
     calls = ", ".join(f"m{i}" for i, _ in enumerate(region.modules))
     conditions = [f"unhooked({calls})", f"still({act!r}, ({calls},))"] if calls else []
-    names = {"unhooked": unhooked, "still": still, "activate_once": activate_once}
+    names = named(unhooked, still, activate_once)
     result = f"activate_once(x0, {spell(*act)!r}, {len(region.nodes)})"
     return Replacement(" and ".join(conditions) or "True", result, names)
 

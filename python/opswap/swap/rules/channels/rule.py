@@ -15,7 +15,7 @@ from opswap import functional as F
 from ...graph.aliasing import escape_or_write
 from ...graph.calls import JOIN, REORDER, operation
 from ...graph.layout import asks_for_layout, asks_for_place
-from ...rule import Refusal, Region, Replacement, Rule, Shapes
+from ...rule import Refusal, Region, Replacement, Rule, Shapes, named
 from .conditions import give_contiguous, within_proof
 from .proof import Shuffle, prove_shuffle
 from .regions import regions
@@ -103,10 +103,10 @@ def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
     condition = _limits(["x0"], shuffle)
     writer = escape_or_write(region.source, region.outputs)
     if not writer:
-        return Replacement(condition, "x0", {"within_proof": within_proof}, "x0.is_contiguous()")
+        return Replacement(condition, "x0", named(within_proof), "x0.is_contiguous()")
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
-    contiguous, names = "x0.is_contiguous()", {"within_proof": within_proof}
+    contiguous, names = "x0.is_contiguous()", named(within_proof)
     if any(operation(n) == "contiguous" for n in region.nodes) and not asks_for_layout(region.outputs):
         result = f"x0.view_as(x0) if {contiguous} else x0.clone()"
         return Replacement(condition, result, names, contiguous)

@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 
 from ...graph.calls import hazard
-from ...rule import Refusal, Region, Replacement, Rule, Shapes
+from ...rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ...runtime.condition_texts import describe_condition
 from .conditions import has_narrow_weight, one_weight_per_group, worth_joining
 
@@ -105,7 +105,7 @@ def _prove_summed_product(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"one_weight_per_group({names})",
         f"grouped_linear(x0, x1.transpose(0, 1){bias}).squeeze(-1)",
-        {"grouped_linear": F.grouped_linear, "one_weight_per_group": one_weight_per_group},
+        named(F.grouped_linear, one_weight_per_group),
     )
 
 
@@ -148,7 +148,7 @@ def _prove_einsum(region: Region, shapes: Shapes) -> Replacement:
     view = f"x{weight}" if order == "goi" else f"x{weight}.transpose(1, 2)"
     condition = f"has_narrow_weight(x{x}, {view})"
     result = f"grouped_linear(x{x}, {view})"
-    scope = {f.__name__: f for f in (F.grouped_linear, has_narrow_weight, by_groups, lies_by_groups)}
+    scope = named(F.grouped_linear, has_narrow_weight, by_groups, lies_by_groups)
     condition_in_order = f"lies_by_groups(x{x}, {x == 0}) and {condition}"
     ordered = Replacement(condition_in_order, f"by_groups({result})", scope)
     return Replacement(condition, result, scope, ordered=ordered)
@@ -254,7 +254,7 @@ def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(
         f"worth_joining(x0, {weights}, {biases}, {flat})",
         f"joined_linears(x0, {weights}, {biases}, {stacked})",
-        {"joined_linears": joined_linears, "worth_joining": worth_joining},
+        named(joined_linears, worth_joining),
     )
 
 

@@ -20,7 +20,7 @@ from opswap import functional as F
 
 from ...graph.calls import hazard
 from ...graph.metadata import is_metadata
-from ...rule import Region, Replacement, Rule, Shapes
+from ...rule import Region, Replacement, Rule, Shapes, named
 from .conditions import can_fill_in_one_write, has_narrow_weight, one_map_per_group, worth_joining
 from .products import group_read, is_call, joined_linears
 
@@ -213,16 +213,7 @@ def alike(weights: Sequence[Tensor], target: Tensor) -> bool:
     return True
 
 
-_SCOPE = {
-    "alike": alike,
-    "filled": filled,
-    "can_fill_in_one_write": can_fill_in_one_write,
-    "grouped_linear": F.grouped_linear,
-    "grouped_product": grouped_product,
-    "joined_linears": joined_linears,
-    "worth_joining": worth_joining,
-    "one_map_per_group": one_map_per_group,
-    "turned": turned,
-}
+_SCOPE = named(alike, filled, can_fill_in_one_write, F.grouped_linear, grouped_product)
+_SCOPE |= named(joined_linears, worth_joining, one_map_per_group, turned)
 
 RULES = (Rule("grouped_linear", False, _find, _prove, opens=(nn.Linear,)),)
