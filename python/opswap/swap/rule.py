@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,29 @@ def bound_arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
     return bound.arguments
 
 
+def argument_text(
+    name: str, value: Any, names: Mapping[Node, str], numbers: tuple[type, ...] = (bool, int, float)
+) -> str:
+    """An argument of a call as Python text.
+
+    Args: names: of the inputs, see `Region.names`. numbers: types of other arguments.
+    Raises: Refusal if the argument, or a part of a tuple or list, is something else.
+    """
+    if isinstance(value, Node) and value in names:
+        return names[value]
+    if isinstance(value, (tuple, list)):
+        parts = [argument_text(name, part, names, numbers) for part in value]
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if value is None or type(value) in numbers:
+        return repr(value)
+    raise Refusal(f"it has an argument of type {type(value).__name__}: {name}")
+
+
+def argument_texts(node: Node, function: Callable[..., Any], names: Mapping[Node, str]) -> dict[str, str]:
+    """The arguments of a call as Python text, see `bound_arguments` and `argument_text`."""
+    return {k: argument_text(k, v, names) for k, v in bound_arguments(node, function).items()}
+
+
 def named(*functions: Any) -> dict[str, Any]:
     """The functions and classes by their names, which the texts of a replacement mention."""
     return {f.__name__: f for f in functions}
@@ -79,6 +102,11 @@ class Region:
         return cls(inputs=inputs, nodes=(node,), outputs=(node,), anchor=node, main=node, modules=modules)
 
     @property
+    def names(self) -> dict[Node, str]:
+        """The inputs by their names in a replacement."""
+        return {node: f"x{i}" for i, node in enumerate(self.inputs)}
+
+    @property
     def source(self) -> Node:
         return self.inputs[0] if self.cat is None else self.cat
 
@@ -86,6 +114,13 @@ class Region:
     def body(self) -> tuple[Node, ...]:
         """The nodes without cat."""
         return tuple(n for n in self.nodes if n is not self.cat)
+
+
+def calls_of(targets: Collection[Any], graph: Graph, op: str = "call_function") -> Iterator[Region]:
+    """A region for each call of these functions, or of methods by their names."""
+    for node in graph.nodes:
+        if node.op == op and node.target in targets:
+            yield Region.of_call(node)
 
 
 @dataclass(frozen=True)

@@ -354,7 +354,7 @@ class _Spelled:
 
 def _call_text(norm: Node, region: Region) -> str:
     """A `NormCall` as Python text."""
-    arguments = call_arguments(norm, (*region.inputs, norm.args[0]))
+    arguments = call_arguments(norm, {norm.args[0]: "", **region.names})
     counters = [n.args[0] for n in _aside(norm.args[0], norm) if _counts(n)]
     counter = f"x{region.inputs.index(counters[0])}" if counters else "None"
     vectors = [arguments[name] for name in ("running_mean", "running_var", "weight", "bias")]

@@ -7,12 +7,12 @@ What the weight is is known from the module, or from a run with example inputs i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from opswap import functional as F
 from opswap.ops._convolution import BLOCK, gradient_overruns, strided_conv2d
@@ -20,12 +20,12 @@ from opswap.ops.conv import conv_pays, why_kept
 from opswap.ops.depthwise import depthwise_fits, depthwise_wins, takes_window
 from opswap.ops.pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_wins
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, calls_of, named
 from .convolution import WINDOWS, large
 
 __all__ = ["RULES"]
 
-_TARGETS = (torch_functional.conv2d, torch.conv2d)
+_find = partial(calls_of, (torch_functional.conv2d, torch.conv2d))
 
 
 def _signature(
@@ -38,12 +38,6 @@ def _signature(
     groups: Any = 1,
 ) -> None:
     """The arguments of torch's function."""
-
-
-def _find(graph: Graph) -> Iterator[Region]:
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in _TARGETS:
-            yield Region.of_call(node)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -84,8 +78,7 @@ def _size(weight: Any, shapes: Shapes) -> tuple[int, ...]:
 def _read(region: Region) -> tuple[dict[str, Any], dict[str, str]]:
     """The arguments of the call, and the tensors among them as Python text."""
     given = bound_arguments(region.main, _signature)
-    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    tensors = {k: names.get(given[k], "None") for k in ("input", "weight", "bias")}
+    tensors = {k: region.names.get(given[k], "None") for k in ("input", "weight", "bias")}
     if not isinstance(given["input"], Node) or type(given["groups"]) is not int:
         raise Refusal("its options are not replaced", report=False)
     if given["bias"] is not None and not isinstance(given["bias"], Node):

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.dropout import FEWEST, draws_alike, dropout_pays
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, calls_of, named
 from ..runtime.condition_texts import describe_condition
 from .conditions import on_cpu, poolable
 from .dropout_add import MODULES, OF_CHANNELS
@@ -36,9 +36,7 @@ def _declines(module: nn.Module) -> str | None:
 
 
 def _find_another(graph: Graph) -> Iterator[Region]:
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in (*OF_CHANNELS, *_FUNCTIONS_ALPHA):
-            yield Region.of_call(node)
+    return calls_of((*OF_CHANNELS, *_FUNCTIONS_ALPHA), graph)
 
 
 def _refuse(region: Region, shapes: Shapes) -> Replacement:
@@ -48,9 +46,7 @@ def _refuse(region: Region, shapes: Shapes) -> Replacement:
 
 
 def _find(graph: Graph) -> Iterator[Region]:
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target in (torch_functional.dropout, torch.dropout):
-            yield Region.of_call(node)
+    return calls_of((torch_functional.dropout, torch.dropout), graph)
 
 
 def _signature(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> None:
@@ -70,8 +66,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         raise Refusal("it writes over its input: with inplace=False it is replaced")
     if not draws_alike():
         raise Refusal("torch draws random numbers in another way on this CPU")
-    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    texts = {k: names[v] if isinstance(v, Node) else repr(v) for k, v in arguments.items()}
+    texts = {k: region.names[v] if isinstance(v, Node) else repr(v) for k, v in arguments.items()}
     return Replacement(
         f"{texts['training']} and poolable({texts['input']}) and dropout_pays({texts['input']})",
         f"dropout({', '.join(texts.values())})",

@@ -127,7 +127,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     """Two calls of torch's, whose definition says what they compute."""
     node, total = region.nodes
     (other,) = (n for n in total.all_input_nodes if n is not node)
-    xs = {n: f"x{i}" for i, n in enumerate(region.inputs)}
+    xs = region.names
     names = named(addable, dropout_add)
     if node.op == "call_module":
         kind: Any = type(node.meta["module"])

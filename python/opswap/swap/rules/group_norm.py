@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as torch_functional
 from torch import Tensor, nn
-from torch.fx import Graph, Node
 
 from opswap import functional as F
 from opswap import isa
@@ -24,7 +23,7 @@ from opswap.ops.norm import (
     torch_instance_norm,
 )
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, argument_texts, calls_of, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import contiguous_images, shown
 from .conditions import trains
@@ -206,24 +205,8 @@ def _declines_instance(module: nn.Module) -> str | None:
     return _KEEPS if module.track_running_stats or module.running_mean is not None else ""
 
 
-def _find(target: Callable[..., Any], graph: Graph) -> Iterator[Region]:
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target is target:
-            yield Region.of_call(node)
-
-
 def _arguments(region: Region, function: Callable[..., Any]) -> dict[str, str]:
-    """The arguments of the call as Python text, by their names."""
-    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    texts = {}
-    for name, value in bound_arguments(region.main, function).items():
-        if isinstance(value, Node):
-            texts[name] = names[value]
-        elif value is None or type(value) in (bool, int, float):
-            texts[name] = repr(value)
-        else:
-            raise Refusal(f"its argument {name!r} is a {type(value).__name__}")
-    return texts
+    return argument_texts(region.main, function, region.names)
 
 
 def _prove_group(region: Region, shapes: Shapes) -> Replacement:
@@ -279,11 +262,11 @@ RULES = (
         declines=_declines_instance,
         example=lambda: (nn.InstanceNorm2d(64), ((4, 64, 56, 56),)),
     ),
-    Rule("group_norm", False, partial(_find, torch_functional.group_norm), _prove_group),
-    Rule("instance_norm", False, partial(_find, torch_functional.instance_norm), _prove_instance),
+    Rule("group_norm", False, partial(calls_of, (torch_functional.group_norm,)), _prove_group),
+    Rule("instance_norm", False, partial(calls_of, (torch_functional.instance_norm,)), _prove_instance),
     # After the rules above, for what they do not replace, and with exact=True.
     Rule("group_norm_gradient", True, modules=(nn.GroupNorm,), whole=_GROUP_MENDED),
-    Rule("group_norm_gradient", True, partial(_find, torch_functional.group_norm), _prove_group_mended),
+    Rule("group_norm_gradient", True, partial(calls_of, (torch_functional.group_norm,)), _prove_group_mended),
     Rule("instance_norm_gradient", True, modules=_INSTANCE_NORMS, whole=_MENDED),
-    Rule("instance_norm_gradient", True, partial(_find, torch_functional.instance_norm), _prove_mended),
+    Rule("instance_norm_gradient", True, partial(calls_of, (torch_functional.instance_norm,)), _prove_mended),
 )

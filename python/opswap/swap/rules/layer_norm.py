@@ -21,7 +21,7 @@ from opswap._torch import constant_in_graphs
 from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
 from ..graph.calls import hazard, reached
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, argument_texts, calls_of, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
 from .arithmetic import operands, squared
@@ -121,25 +121,11 @@ _MODULE = Replacement(
 
 
 def _find_call(graph: Graph) -> Iterator[Region]:
-    for node in graph.nodes:
-        if is_call(node, (torch_functional.layer_norm,), ()):
-            yield Region.of_call(node)
-
-
-def _text(value: Any, names: dict[Node, str]) -> str:
-    if isinstance(value, Node):
-        return names[value]
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(_text(v, names) for v in value)},)"
-    if value is None or type(value) in (bool, int, float):
-        return repr(value)
-    raise Refusal(f"it has an argument of type {type(value).__name__}")
+    return calls_of((torch_functional.layer_norm,), graph)
 
 
 def _prove_call(region: Region, shapes: Shapes) -> Replacement:
-    names = {n: f"x{i}" for i, n in enumerate(region.inputs)}
-    values = bound_arguments(region.main, torch_functional.layer_norm).values()
-    given = ", ".join(_text(v, names) for v in values)
+    given = ", ".join(argument_texts(region.main, torch_functional.layer_norm, region.names).values())
     return Replacement(
         f"layer_norm_wins({given})",
         f"layer_norm({given})",

@@ -16,7 +16,7 @@ from torch.fx import Graph
 
 from opswap import functional as F
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, calls_of, named
 from .pool import made_contiguous
 from .pool_sizes import large_enough
 
@@ -38,9 +38,7 @@ def local_response_norm(input: Tensor, size: int, alpha: float, beta: float, k: 
 
 
 def _find(graph: Graph) -> Iterator[Region]:
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target is torch_functional.local_response_norm:
-            yield Region.of_call(node)
+    return calls_of((torch_functional.local_response_norm,), graph)
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch.nn.functional as torch_functional
 from torch.fx import Graph, Node
@@ -13,7 +11,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.ops.norm import vector_misread
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Region, Replacement, Rule, Shapes, argument_texts, bound_arguments, named
 from ..runtime.guards import unhooked
 from .conditions import normed_alone_fast, normed_fast, poolable
 from .norm import act_of, behind, region_of
@@ -42,40 +40,25 @@ def _find_call(graph: Graph) -> Iterator[Region]:
     return (region_of((node,)) for node in filter(is_batch_norm, graph.nodes))
 
 
-def _bound(node: Node) -> dict[str, Any]:
-    bound = inspect.signature(torch_functional.batch_norm).bind(*node.args, **node.kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
 def uses_statistics_of_input(node: Node) -> bool:
     """False for a call that always normalises with running statistics."""
-    return _bound(node)["training"] is not False
+    return bound_arguments(node, torch_functional.batch_norm)["training"] is not False
 
 
 def trains_with_statistics(node: Node) -> bool:
     """True for a call that always normalises with the input's statistics, and moves running statistics."""
-    given = _bound(node)
+    given = bound_arguments(node, torch_functional.batch_norm)
     return given["training"] is True and None not in (given["running_mean"], given["running_var"])
 
 
-def call_arguments(node: Node, inputs: tuple[Node, ...]) -> dict[str, str]:
-    """The arguments of a call of the function as Python text, by their names.
-
-    Raises: Refusal if one is neither an input of the region nor plain.
-    """
-    arguments = _bound(node)
-    names = {n: f"x{i}" for i, n in enumerate(inputs)}
-    plain = (bool, int, float, type(None))
-    strange = [k for k, v in arguments.items() if v not in inputs and type(v) not in plain]
-    if strange:
-        raise Refusal(f"its argument {strange[0]!r} is a {type(arguments[strange[0]]).__name__}")
-    return {k: names[v] if isinstance(v, Node) else repr(v) for k, v in arguments.items()}
+def call_arguments(node: Node, names: Mapping[Node, str]) -> dict[str, str]:
+    """The arguments of a call of the function as Python text, by their names. Args: names: of the region's inputs."""
+    return argument_texts(node, torch_functional.batch_norm, names)
 
 
 def _prove_call(region: Region, shapes: Shapes) -> Replacement:
     """Alone, it is faster than torch's while it trains, as the modules are; see rules/norm.py."""
-    arguments = call_arguments(region.nodes[0], region.inputs)
+    arguments = call_arguments(region.nodes[0], region.names)
     input = arguments.pop("input")
     options = [f"{name}={text}" for name, text in arguments.items()]
     vectors = ", ".join(arguments[name] for name in ("weight", "running_mean", "running_var"))

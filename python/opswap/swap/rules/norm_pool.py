@@ -106,7 +106,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         conditions += ["supported_norm(m0, x0)", "normed_fast(x0)"]
         result = f"apply_norm_pool(m0, x0, {name!r}, {window})"
         return Replacement(" and ".join(conditions) + still, result, names)
-    arguments = call_arguments(norm, region.inputs)
+    arguments = call_arguments(norm, region.names)
     input = arguments.pop("input")
     if input != "x0":
         raise Refusal("its input is not its first argument")

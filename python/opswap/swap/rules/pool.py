@@ -9,7 +9,7 @@ contiguous planes of more than 256 pixels (bf16; 2048 for fp16) to wrong pixels.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes, argument_text, calls_of, named
 from .conditions import poolable, trains
 from .pool_sizes import AVERAGE, adaptive_pays, fills_vectors, large_enough
 
@@ -40,16 +40,11 @@ def made_contiguous(output: Any) -> Any:
 _SPATIAL = {F.adaptive_max_pool1d: 1, F.adaptive_max_pool2d: 2, F.adaptive_max_pool3d: 3}
 _MADE_CONTIGUOUS = (F.avg_pool3d, F.adaptive_max_pool3d)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_NUMBERS = (bool, int)  # torch refuses a window of float
 _PLANE = ({2, 3}, {-2, -1})
 
 # Elements from which global_max_pool2d without a gradient is faster than torch.amax.
 _INFERRED_AMAX = 1 << 18
-
-
-def _calls(graph: Graph, op: str, targets: Collection[Any]) -> Iterator[Region]:
-    for node in graph.nodes:
-        if node.op == op and node.target in targets:
-            yield Region.of_call(node)
 
 
 def _arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
@@ -61,25 +56,6 @@ def _arguments(node: Node, function: Callable[..., Any]) -> dict[str, Any]:
     if not isinstance(arguments["input"], Node):
         raise Refusal("its input is a constant")
     return arguments
-
-
-def _text(value: Any, names: Mapping[Node, str]) -> str:
-    """An argument as Python source."""
-    if isinstance(value, Node):
-        return names[value]
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(_text(v, names) for v in value)}{',' if len(value) == 1 else ''})"
-    if value is None or isinstance(value, (bool, int)):
-        return repr(value)
-    raise Refusal(f"it has an argument of type {type(value).__name__}")
-
-
-def _names(region: Region) -> dict[Node, str]:
-    return {node: f"x{i}" for i, node in enumerate(region.inputs)}
-
-
-def _find_pool(targets: Collection[Any], graph: Graph) -> Iterator[Region]:
-    return _calls(graph, "call_function", targets)
 
 
 def _window(arguments: Mapping[str, Any]) -> str:
@@ -107,10 +83,10 @@ def _prove_pool(
     window = _window(arguments) if ours is F.avg_pool2d else ""
     if targets[node.target]:
         arguments["return_indices"] = True
-    names = _names(region)
+    names = region.names
     input = names[arguments.pop("input")]
     defaults = {p.name: repr(p.default) for p in inspect.signature(ours).parameters.values()}
-    given = {name: _text(value, names) for name, value in arguments.items()}
+    given = {name: argument_text(name, value, names, _NUMBERS) for name, value in arguments.items()}
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     one = ", one=True" if arguments.get("output_size") in (1, (1,), (1, 1), (1, 1, 1)) else ""
     result = f"{ours.__name__}({', '.join([input, *options])})"
@@ -140,8 +116,8 @@ def _amax(input: Any, dim: Any = (), keepdim: bool = False) -> None:
 
 
 def _find_amax(graph: Graph) -> Iterator[Region]:
-    yield from _calls(graph, "call_function", {torch.amax})
-    yield from _calls(graph, "call_method", {"amax"})
+    yield from calls_of({torch.amax}, graph)
+    yield from calls_of({"amax"}, graph, "call_method")
 
 
 def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
@@ -151,9 +127,9 @@ def _prove_amax(region: Region, shapes: Shapes) -> Replacement:
     over_planes = isinstance(dims, (tuple, list)) and all(isinstance(d, int) for d in dims)
     if not over_planes or len(dims) != 2 or set(dims) not in _PLANE:
         raise Refusal("not a maximum over planes", report=False)
-    names = _names(region)
+    names = region.names
     input = names[arguments["input"]]
-    keepdim = _text(arguments.get("keepdim", False), names)
+    keepdim = argument_text("keepdim", arguments.get("keepdim", False), names, _NUMBERS)
     few = f"0 if trains({input}) else {_INFERRED_AMAX}"
     return Replacement(
         f"large_enough({input}, {few}, {few}, (4,), doubles=trains({input}))",
@@ -209,7 +185,7 @@ def _pool(
     optional: bool = False,
 ) -> Rule:
     prove = partial(_prove_pool, ours, targets, sizes=sizes, optional=optional)
-    return Rule(ours.__name__, True, partial(_find_pool, targets), prove, (module,), example=example)
+    return Rule(ours.__name__, True, partial(calls_of, targets), prove, (module,), example=example)
 
 
 _MAX_2D_EXAMPLE = partial(_example, nn.MaxPool2d, 3, 2, 1)

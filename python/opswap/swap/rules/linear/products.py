@@ -248,7 +248,7 @@ def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
     if stacked and _argument(join, 1, "dim", 0) != 1:
         raise Refusal("it stacks along another dimension", report=False)
     (flat,) = {group_read(n.args[0], i, len(parts))[2] for i, n in enumerate(parts)}
-    names = {node: f"x{i}" for i, node in enumerate(region.inputs)}
+    names = region.names
     weights = f"({', '.join(names[n.args[1]] for n in parts)},)"
     biases = "()" if parts[0].args[2] is None else f"({', '.join(names[n.args[2]] for n in parts)},)"
     return Replacement(

@@ -185,7 +185,7 @@ def filled(target: Tensor, output: Tensor, fresh: bool) -> Tensor:
 def _prove(region: Region, shapes: Shapes) -> Replacement:
     """The writes are read off the graph; sizes, dtypes and memory are looked at in the new forward."""
     (target,) = region.outputs
-    names = {node: f"x{i}" for i, node in enumerate(region.inputs)}
+    names = region.names
     writes = [n for n in region.nodes if n.target is operator.setitem]
     found = [_write(node, i, len(writes)) for i, node in enumerate(writes)]
     first, fresh = found[0], _is_fresh(target)
