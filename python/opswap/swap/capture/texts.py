@@ -21,7 +21,6 @@ import linecache
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from torch.fx import Node, Proxy
 
 from opswap._torch import assert_function
 
+from ..runtime.members import with_inner
 from ..runtime.messages import LEVELS
 from ..runtime.patched import unpatched
 
@@ -233,17 +233,13 @@ def _tree(file: str, source: str) -> tuple[ast.Module, CodeType] | None:
 
 
 def _is_compiled_from(code: CodeType, tree: ast.Module, module: CodeType) -> bool:
-    for found in _codes(module):
-        if (found.co_name, found.co_firstlineno) == (code.co_name, code.co_firstlineno):
+    for found in with_inner(module):
+        if found is not module and (found.co_name, found.co_firstlineno) == (
+            code.co_name,
+            code.co_firstlineno,
+        ):
             return _same(found, code)
     return False
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes(constant)
 
 
 def _same(a: CodeType, b: CodeType) -> bool:

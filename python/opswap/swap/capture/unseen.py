@@ -23,7 +23,15 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from ..runtime import purity
 from ..runtime.instance_forward import without_links
-from ..runtime.members import MISSING, attributes_of, contents_of, is_plain, owner_of_class, static_attribute
+from ..runtime.members import (
+    MISSING,
+    attributes_of,
+    contents_of,
+    is_plain,
+    owner_of_class,
+    static_attribute,
+    with_inner,
+)
 from ..runtime.outside import Outside, read
 from ..runtime.state import INTERNAL
 from .bytecode import reads, resolved, stores
@@ -183,7 +191,7 @@ class Search:
         self._new += vars(function).values()  # as __wrapped__
         if purity.owner(code.co_filename, function.__module__ or "") != purity.USER:
             return  # such as a decorator of torch, which holds the function that it calls
-        for part in _with_inner(code):
+        for part in with_inner(code):
             found, written = reads(part), stores(part)
             if part is code and function.__name__ not in _MAKES:
                 self._of_parts |= {(function, *p) for p in written.of_parts}
@@ -291,13 +299,6 @@ def _has_method(holder: Any, function: FunctionType) -> bool:
 def _looks_up(holder: Any) -> bool:
     """True for an object whose class finds attributes by code of the user."""
     return any(is_of_user(type(holder), name) for name in ("__getattr__", "__getattribute__"))
-
-
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _with_inner(inner)
 
 
 def cell_value(cell: CellType) -> Any:

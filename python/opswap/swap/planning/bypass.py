@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..runtime.instance_forward import Link, generated_forward, overridden
-from ..runtime.members import attributes_of, is_plain, static_attribute
+from ..runtime.members import attributes_of, is_plain, static_attribute, with_inner
 
 __all__ = ["bypassed"]
 
@@ -54,8 +54,7 @@ def _refers(start: Any, module: nn.Module) -> bool:
 
 def _names(code: types.CodeType) -> set[str]:
     """The attributes and global variables that code mentions, also inside of its inner functions."""
-    inner = [c for c in code.co_consts if isinstance(c, types.CodeType)]
-    return set(code.co_names).union(*map(_names, inner))
+    return {name for inner in with_inner(code) for name in inner.co_names}
 
 
 def _parts(value: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..capture.bytecode import looks_inside, reads
-from ..runtime.members import static_attribute
+from ..runtime.members import static_attribute, with_inner
 from ..runtime.outside import read
 from ..runtime.purity import USER, owner
 
@@ -39,7 +39,7 @@ def seen_inside(module: nn.Module) -> Iterator[nn.Module]:
         is_method = static_attribute(cls, function.__name__) is function
         names |= looks_inside(code, code.co_varnames[0] if is_method and code.co_argcount else "")
         waiting += [read(cell, "cell_contents") for cell in getattr(function, "__closure__", None) or ()]
-        for part in _with_inner(code):
+        for part in with_inner(code):
             found = reads(part)
             waiting += [static_attribute(cls, name) for name in found.attributes]
             waiting += [getattr(function, "__globals__", {}).get(name) for name in found.names]
@@ -49,10 +49,3 @@ def seen_inside(module: nn.Module) -> Iterator[nn.Module]:
         child = module._modules.get(name)
         if child is not None:
             yield child
-
-
-def _with_inner(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _with_inner(inner)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -46,7 +46,7 @@ from ..runtime.guards import (
 )
 from ..runtime.instance_forward import Link, called, fits, link_of, put, recipe_of, take_back
 from ..runtime.lists import Listed, as_arguments
-from ..runtime.members import owner_of_class, static_attribute
+from ..runtime.members import owner_of_class, static_attribute, with_inner
 from ..runtime.outside import Outside, join
 from ..runtime.purity import USER
 from ..runtime.read_once import once
@@ -194,7 +194,7 @@ def write(
     lists, arguments = dict(paths[0][0].lists), paths[0][0].arguments
     parts.append(forward_text(type(root).forward, arguments, lists, conditions, first, follows, replays))
     code = "\n\n".join(parts)
-    used = _names(compile(code, "<opswap>", "exec"))
+    used = {name for inner in with_inner(compile(code, "<opswap>", "exec")) for name in inner.co_names}
     scope = {k: v for k, v in scope.items() if k in used and not k.startswith("opswap_site_")}
     modules = {k: v.__name__ for k, v in scope.items() if isinstance(v, ModuleType)}
     names = {k: v for k, v in scope.items() if k not in modules}
@@ -245,11 +245,6 @@ def _path_text(capture: Capture, number: int, me: str, scope: dict[str, Any], pa
         )
         conditions.append(f"opswap_path_{number}({', '.join((me, *given))})")
     return " and ".join(conditions)
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, CodeType))
-    return set(code.co_names).union(*map(_names, inner))
 
 
 def _stand_in(name: str) -> FunctionType:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .members import with_inner
 
 __all__ = [
     "Link",
@@ -123,14 +124,7 @@ def _of_dense(forward: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-_CALLS = frozenset(_codes(nn.Module._call_impl.__code__))
+_CALLS = frozenset(with_inner(nn.Module._call_impl.__code__))
 
 
 def _calling(frame: Any) -> nn.Module | None:

@@ -33,6 +33,7 @@ __all__ = [
     "owner_of_class",
     "slots_of",
     "static_attribute",
+    "with_inner",
 ]
 
 _SEQUENCES = (list, tuple, deque)
@@ -109,6 +110,14 @@ def contents_of(value: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | N
         if isinstance(value, kind):
             return type(value), (), tuple(kind.__iter__(value))
     return None
+
+
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code, and that of the functions and classes inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
