@@ -24,7 +24,7 @@ from .quiet import contiguous_inputs, copied_inputs, draws_undone, leaves_out, q
 from .results import Results, SizesOnly
 from .shell import Shell
 
-__all__ = ["ModelInputs"]
+__all__ = ["ExampleValues", "ModelInputs"]
 
 
 class ModelInputs:
@@ -108,7 +108,7 @@ class ModelInputs:
         """True if all calls in the run gave a tensor for an argument with a default."""
         return not _defaulted(module).isdisjoint(self._seen.get(module, ()))
 
-    def examples(self, module: nn.Module, defaults: bool = False) -> Callable[[], _Values] | None:
+    def examples(self, module: nn.Module, defaults: bool = False) -> Callable[[], ExampleValues] | None:
         """Makes values of the module's graphs as its first call in the run had them; None if it had none.
 
         Args: defaults: as if arguments with a default had not been given.
@@ -118,7 +118,7 @@ class ModelInputs:
         left_out = _defaulted(module) if defaults else ()
         seen = {name: value for name, value in self._seen[module].items() if name not in left_out}
         real = len(seen) < len(self._seen[module])  # its modules may have been called with other sizes
-        return lambda: _Values(self, self._twin(module), module, seen, real)
+        return lambda: ExampleValues(self, self._twin(module), module, seen, real)
 
     @contextmanager
     def running(
@@ -201,7 +201,7 @@ class _Interpreter(Interpreter):
         return super().call_module(target, args, kwargs) if result is None else result
 
 
-class _Values:
+class ExampleValues:
     """Values of the nodes of graphs of one module, computed on demand. real: all modules that they call run."""
 
     def __init__(
@@ -212,7 +212,7 @@ class _Values:
         self._known: dict[Node, Any] = {}
 
     def arguments(self) -> Mapping[str, Any]:
-        """What the module was called with, by the names of the forward's parameters."""
+        """What the forward is called with, by the names of its parameters; of those with a default, the tensors."""
         return self._inputs
 
     def value(self, node: Node) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import fx, nn
 
@@ -14,21 +14,10 @@ from ..runtime.outside import join
 from .flags import fingerprint, lines, read_flags
 from .tracer import BorrowedModuleError, CaptureError
 
+if TYPE_CHECKING:
+    from .paths import Explorer
+
 __all__ = ["capture_modes"]
-
-
-class Explorer(Protocol):
-    """Finds the paths of the forward of `root`, with `inlined`, under the present training flags.
-
-    flags: the modules of which another one's forward has read `training`, so far, and where.
-    """
-
-    root: nn.Module
-    inlined: tuple[nn.Module, ...]
-    flags: dict[nn.Module, str]
-
-    def explore(self) -> list[Any]:
-        """The paths; raises CaptureError."""
 
 
 def capture_modes(explorer: Explorer) -> list[Any]:

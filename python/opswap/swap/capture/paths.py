@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -44,8 +44,11 @@ from .follow import Follower
 from .modes import capture_modes
 from .texts import Piece, Texts, has_mark, without_marks
 from .trace_frames import raised_by_user
-from .tracer import Answer, CaptureError, Decision, EndlessError, ExampleValues, Tracer
+from .tracer import Answer, CaptureError, Decision, EndlessError, Tracer
 from .unseen import Search, search_calls, what_may_change
+
+if TYPE_CHECKING:
+    from .example_run import ExampleValues
 
 __all__ = ["Capture", "CaptureError", "capture", "capture_unguarded"]
 
@@ -102,7 +105,7 @@ def capture(
     with compile_lock(), _TRACING:  # in this order: a backend of torch.compile holds the first already
         einops_backend.register()
         try:
-            return capture_modes(_Explorer(root, tuple(inlined), examples))
+            return capture_modes(Explorer(root, tuple(inlined), examples))
         except _DisturbedError as error:
             raise CaptureError(str(error)) from error
 
@@ -144,15 +147,18 @@ class _Trace:
         return [*(d.answer for d in self.decisions[:place]), answer]
 
 
-class _Explorer:
-    """Finds the paths of one forward under the present training flags."""
+class Explorer:
+    """Finds the paths of the forward of `root`, with `inlined`, under the present training flags.
+
+    flags: the modules of which another one's forward has read `training`, so far, and where.
+    """
 
     def __init__(
         self, root: nn.Module, inlined: tuple[nn.Module, ...], examples: Callable[[], ExampleValues] | None
     ) -> None:
         self.root, self.inlined, self.examples = root, inlined, examples
         self.made: list[nn.Module] = []
-        self.flags: dict[nn.Module, str] = {}  # where `training` of another module was read, by the module
+        self.flags: dict[nn.Module, str] = {}
         self._searched: dict[tuple[nn.Module, ...], Search] = {}  # by the modules that a path calls
 
     def explore(self) -> list[Capture]:

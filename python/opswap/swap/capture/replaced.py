@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -25,8 +25,10 @@ from opswap._torch import tree_leaves
 from ..graph.metadata import is_metadata
 from ..runtime import purity
 from ..runtime.messages import LEVELS, find_class, log_line, warn
-from .follow import Follower
-from .texts import Texts, has_mark
+from .texts import has_mark
+
+if TYPE_CHECKING:
+    from .tracer import Tracer
 
 __all__ = ["Replaced"]
 
@@ -41,28 +43,10 @@ _PLACES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-class _Tracer(Protocol):
-    follower: Follower
-    texts: Texts
-    thread: int
-
-    def refuse(self, reason: str) -> Exception:
-        """The exception that ends the trace."""
-
-    def create_arg(self, a: Any) -> Any:
-        """What a node may have as an argument."""
-
-    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
-        """A node behind those of the trace so far."""
-
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
-        """What stands for the result of a new node."""
-
-
 class Replaced:
     """What one trace has replaced. Other threads see it too, and their calls are passed on."""
 
-    def __init__(self, tracer: _Tracer) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._known: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
 

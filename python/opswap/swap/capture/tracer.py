@@ -13,11 +13,11 @@ import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
@@ -43,11 +43,13 @@ from .stand_in import StandIn, has_attributes
 from .texts import Texts, has_mark, is_for_a_message
 from .trace_frames import frames, reads_modules
 
+if TYPE_CHECKING:
+    from .example_run import ExampleValues
+
 __all__ = [
     "BorrowedModuleError",
     "CaptureError",
     "Decision",
-    "ExampleValues",
     "Tracer",
     "class_name",
 ]
@@ -100,16 +102,6 @@ class Decision:
     answer: Answer
     others: tuple[Answer, ...]
     where: str
-
-
-class ExampleValues(Protocol):
-    """Values that a run of the forward would show."""
-
-    def value(self, node: fx.Node) -> Any:
-        """The node's value; None if it is not known."""
-
-    def arguments(self) -> Mapping[str, Any]:
-        """What the forward is called with, by the names of its parameters; of those with a default, the tensors."""
 
 
 class Tracer(fx.Tracer):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import fx, nn
 
@@ -23,24 +23,13 @@ from .block_ends import (
     only_reader,
 )
 
+if TYPE_CHECKING:
+    from .planner import Known
+
 __all__ = ["Blocks"]
 
 
 _Halves = tuple[Callable[[nn.Module], bool], Callable[[fx.Graph], bool]]  # `Rule.starts` and `Rule.ends`
-
-
-class Known(Protocol):
-    """What is known of a module of the user: the graphs of its forward, and what is inlined in them."""
-
-    root: nn.Module
-    inlined: tuple[nn.Module, ...]
-
-    @property
-    def graphs(self) -> list[fx.Graph]: ...
-
-    def joins_its_output(self) -> bool: ...
-
-    def cuts_its_input(self) -> bool: ...
 
 
 class Blocks:

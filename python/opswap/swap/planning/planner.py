@@ -65,7 +65,7 @@ class Path:
 
 
 @dataclass
-class _Module:
+class Known:
     """What is known of one module. merged: its calls are parts of other changes, which the report names instead."""
 
     name: str
@@ -122,13 +122,13 @@ class Plan:
     recorded call of the whole model goes through.
     """
 
-    modules: list[_Module]
+    modules: list[Known]
     module_replacements: list[ModuleReplacement]
     report: Report
     shell: Shell
     paths: dict[nn.Module, str]
     contiguity: Contiguity = Contiguity.NONE
-    followed: tuple[_Module, ...] = ()
+    followed: tuple[Known, ...] = ()
 
 
 def make_plan(model: nn.Module, rules: Sequence[Rule], example_inputs: tuple[Any, ...] | None) -> Plan:
@@ -153,7 +153,7 @@ class _Planner:
         self.called = {cls for rule in rules for cls in rule.calls}
         self.inference = {rule.name for rule in rules if rule.inference}
         self.inlined = {cls for rule in rules for cls in rule.opens}
-        self.known: dict[nn.Module, _Module] = {}
+        self.known: dict[nn.Module, Known] = {}
         self.blocks = Blocks(self.known, self.called, rules)
         self.kept: list[Site] = []
         self.paths = {m: path for path, m in self.model.named_modules()}
@@ -193,7 +193,7 @@ class _Planner:
         followed = tuple(self._followed(chosen)) if chosen or module_replacements else ()
         return Plan(chosen, module_replacements, report, self.shell, paths, self.contiguity, followed)
 
-    def _activations_apart(self, top: Sequence[_Module]) -> Iterator[Site]:
+    def _activations_apart(self, top: Sequence[Known]) -> Iterator[Site]:
         """Activations behind a normalisation that no change joins with it."""
         if not self.called:
             return
@@ -255,7 +255,7 @@ class _Planner:
             self.kept += [*sites, *(s.below(found.name) for s in found.refused)]
         return seen
 
-    def _choose(self) -> list[_Module]:
+    def _choose(self) -> list[Known]:
         """Modules with a change that no smaller module has, except modules whose children are called directly."""
         chosen = [
             m
@@ -265,7 +265,7 @@ class _Planner:
         containers = {q for m in chosen for p in m.paths for q in containers_of(p.capture)}
         return [m for m in chosen if m.root not in containers]
 
-    def _followed(self, chosen: Sequence[_Module]) -> Iterator[_Module]:
+    def _followed(self, chosen: Sequence[Known]) -> Iterator[Known]:
         """Modules of the user that are called and were captured, but are not among the chosen ones."""
         roots = {m.root for m in chosen}
         rest = [
@@ -280,7 +280,7 @@ class _Planner:
             if paths and m.root not in apart:
                 yield replace(m, paths=paths)
 
-    def _merged(self, top: Sequence[_Module]) -> set[nn.Module]:
+    def _merged(self, top: Sequence[Known]) -> set[nn.Module]:
         """The modules whose calls are merged with the calls around them, in training too."""
         changes = [c for m in top for c in m.changes if c.site.rule not in self.inference]
         return {n.meta["module"] for c in changes for n in c.region.nodes if n.op == "call_module"}
@@ -345,7 +345,7 @@ class _Planner:
                 reason = f"could not be analysed: {type(error).__name__}: {error}"
         self.kept.append(Site(path, "", source_of(module), False, reason + group_loop_hint(module)))
 
-    def _with_chains(self, found: _Module) -> _Module:
+    def _with_chains(self, found: Known) -> Known:
         """The same module, with the blocks inlined that its forward calls one after another, if that helps."""
         chained = dict.fromkeys((*found.inlined, *self.blocks.chained(found)))
         if is_sequential(found.root) or len(chained) == len(found.inlined):
@@ -356,8 +356,8 @@ class _Planner:
             return found
         return inlined if any(self._is_new(inlined, c) for c in inlined.changes) else found
 
-    def _capture(self, module: nn.Module, path: str, inlined: tuple[nn.Module, ...]) -> _Module:
-        found = _Module(path, module, inlined, [Path(c) for c in self._captures(module, inlined)])
+    def _capture(self, module: nn.Module, path: str, inlined: tuple[nn.Module, ...]) -> Known:
+        found = Known(path, module, inlined, [Path(c) for c in self._captures(module, inlined)])
         for p in found.paths:
             self._apply_rules(p)
         return found
@@ -405,7 +405,7 @@ class _Planner:
                 ended = self.blocks.down_to_end(child)
                 yield from (*ended, *begun) if ended else ()
 
-    def _is_activation(self, known: _Module) -> bool:
+    def _is_activation(self, known: Known) -> bool:
         """True for the user's own module of an activation, which a rule can join with the normalisation before it."""
         alone = not known.inlined and len(known.paths) == 1
         return bool(self.called) and alone and is_activation(known.paths[0].capture.graph)
@@ -418,7 +418,7 @@ class _Planner:
         if several and len(kinds) == 1 and kinds <= self.inlined and not any(map(call_adds, members)):
             yield from (modules, *members)
 
-    def _is_new(self, found: _Module, change: Change) -> bool:
+    def _is_new(self, found: Known, change: Change) -> bool:
         """True if no smaller module holds all of it and was rewritten for it, with convolutions if these decide."""
         common = _common_path([n.meta["owner"] for n in change.region.nodes])
         module = found.root.get_submodule(common)
