@@ -28,6 +28,7 @@ from opswap._command_line import (
 from opswap._table import milliseconds, table, times_faster
 from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.finding.script import add_input, factory_step, load_model
+from opswap.ops._layout import to_channels_last
 
 __all__ = ["add"]
 
@@ -37,7 +38,6 @@ verify opswap.models:lprnet --input 4x3x24x94 --channels-last --json lprnet.json
 verify torchvision.models:shufflenet_v2_x1_0 --input 8x3x224x224 --exact --dtype bfloat16
 """
 _DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ROUNDS = 5
 _RESULT_WIDTH = 88
 
@@ -162,9 +162,7 @@ def _times(model: nn.Module, inputs: Inputs, arguments: argparse.Namespace) -> d
 
 
 def _laid_out(inputs: Inputs, channels_last: bool) -> Inputs:
-    if not channels_last:
-        return inputs
-    return tuple(x.contiguous(memory_format=_LAST[x.dim()]) if x.dim() in _LAST else x for x in inputs)
+    return tuple(map(to_channels_last, inputs)) if channels_last else inputs
 
 
 def _running(functions: Mapping[str, Callable[[], Any]]) -> dict[str, Callable[[], Any]]:

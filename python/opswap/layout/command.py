@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from opswap.finding.command import Command
+from opswap.ops._layout import CHANNELS_LAST, to_channels_last
 
 from .checker import check
 
@@ -20,20 +20,13 @@ layout package.module:factory --input 32x3x224x224 --backward --strict
 A script runs as it is; a factory's model and inputs are converted to channels_last first. The report is printed at the
 end, also after an error or Ctrl-C, and the exit status is the script's own.
 """
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _to_channels_last(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _prepared(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dim() in _LAST:
-            tensor.data = _in_channels_last(tensor.data)
-    return tuple(map(_in_channels_last, inputs))
-
-
-def _in_channels_last(tensor: Tensor) -> Tensor:
-    if tensor.dim() not in _LAST:
-        return tensor
-    return tensor.contiguous(memory_format=_LAST[tensor.dim()])
+        if tensor.dim() in CHANNELS_LAST:
+            tensor.data = to_channels_last(tensor.data)
+    return tuple(map(to_channels_last, inputs))
 
 
 COMMAND = Command(
@@ -43,5 +36,5 @@ COMMAND = Command(
     "what that costs, and what to change.",
     examples=_EXAMPLES,
     make=lambda model, allow, step: check(model, allow=allow),
-    prepare=_to_channels_last,
+    prepare=_prepared,
 )

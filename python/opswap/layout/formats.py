@@ -6,14 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-import torch
 from torch import Tensor
 
-from opswap.ops._layout import suggest_memory_format
+from opswap.ops._layout import CHANNELS_LAST, suggest_memory_format
 
 __all__ = ["Format", "format_of", "innermost"]
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Format(Enum):
@@ -49,7 +46,7 @@ def format_of(tensor: Tensor) -> Format:
 
 
 def _format_of(tensor: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Format:
-    last = _CHANNELS_LAST[len(shape)]
+    last = CHANNELS_LAST[len(shape)]
     if shape[1] == 1 or max(shape[2:]) == 1 or 0 in shape:
         return Format.AMBIGUOUS
     if any(s == 0 and n > 1 for s, n in zip(stride, shape, strict=True)):

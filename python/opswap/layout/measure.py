@@ -20,6 +20,7 @@ from opswap._dispatch_mode import DispatchMode
 from opswap._torch import OpOverload
 from opswap.finding.operators import SKIPPED, op_name, tensors_in
 from opswap.finding.storages import storage_key
+from opswap.ops._layout import CHANNELS_LAST, to_channels_last
 
 from .formats import Format, format_of
 from .operators import CONVERTERS, NOT_IMAGES
@@ -28,7 +29,6 @@ __all__ = ["SAMPLES", "Measurement", "measure"]
 
 Sample = Callable[[Tensor], Tensor]
 _COPIES = {"aten::contiguous", "aten::clone", "aten::to", "aten::_to_copy"}
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 _ACTIVATIONS = """
@@ -150,7 +150,7 @@ def _weight(*size: int) -> Tensor:
     """In channels_last, so that no operator has to convert it."""
     weight = torch.randn(size)
     return (
-        weight.to(memory_format=_LAST[len(size)]).requires_grad_()
+        weight.to(memory_format=CHANNELS_LAST[len(size)]).requires_grad_()
         if len(size) > 3
         else weight.requires_grad_()
     )
@@ -232,14 +232,11 @@ def measure(samples: Mapping[int, Mapping[str, Sample]] = SAMPLES) -> Measuremen
 
 def _measure_one(run: Sample, ndim: int, found: Measurement) -> None:
     size = (2, 8, *[6] * (ndim - 2))
-    x = torch.randn(size).to(memory_format=_LAST[ndim]).requires_grad_()
+    x = torch.randn(size).to(memory_format=CHANNELS_LAST[ndim]).requires_grad_()
     try:
         with _Watch(found):
             y = run(x)
-            grad = torch.ones_like(y)
-            if y.dim() in _LAST:
-                grad = grad.contiguous(memory_format=_LAST[y.dim()])
-            y.backward(grad)
+            y.backward(to_channels_last(torch.ones_like(y)))
     except RuntimeError:
         return  # noted by _Watch
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "CHANNELS_LAST",
     "batch_norm_format",
     "batch_norm_gradient_format",
     "cat_memory_format",
@@ -18,9 +19,11 @@ __all__ = [
     "exactly_dense",
     "is_strided",
     "suggest_memory_format",
+    "to_channels_last",
 ]
 
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+# By the dimensions of a batch of images or volumes.
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ORDER = {4: (1, 3, 2, 0), 5: (1, 4, 3, 2, 0)}
 
 
@@ -35,7 +38,7 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
     A (N, C, 1, 1) tensor fits two formats; the stride order decides, and a tie means contiguous.
     """
     ndim = input.dim()
-    if ndim not in _CHANNELS_LAST:
+    if ndim not in CHANNELS_LAST:
         return torch.contiguous_format
     size, stride = input.shape, input.stride()
     if stride[1] == 0:
@@ -47,14 +50,20 @@ def suggest_memory_format(input: Tensor) -> torch.memory_format:
         if dim == 0 and smallest == stride[1]:
             return torch.contiguous_format
         smallest = stride[dim] * size[dim]
-    return _CHANNELS_LAST[ndim]
+    return CHANNELS_LAST[ndim]
+
+
+def to_channels_last(tensor: Tensor) -> Tensor:
+    """A batch of images or volumes in channels_last; another tensor as it is."""
+    last = CHANNELS_LAST.get(tensor.dim())
+    return tensor if last is None else tensor.contiguous(memory_format=last)
 
 
 def _fits(input: Tensor) -> torch.memory_format | None:
     """The memory format that the tensor is dense in, contiguous if several fit; None if it is in none."""
     if input.is_contiguous():
         return torch.contiguous_format
-    last = _CHANNELS_LAST.get(input.dim())
+    last = CHANNELS_LAST.get(input.dim())
     return last if last is not None and input.is_contiguous(memory_format=last) else None
 
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from opswap._torch import tree_leaves, tree_map
+from opswap.ops._layout import CHANNELS_LAST
 
 __all__ = ["OrderedDraws"]
-
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class OrderedDraws(TorchFunctionMode):
@@ -90,7 +89,7 @@ def _contiguous(value: Any) -> Any:
 
 def _as(value: Any, like: Tensor) -> Any:
     """The result in the memory format of an argument of the same number of dimensions."""
-    memory_format = _FORMATS.get(like.dim())
+    memory_format = CHANNELS_LAST.get(like.dim())
     if memory_format is None or not isinstance(value, Tensor) or value.dim() != like.dim():
         return value
     return (

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from opswap._timing import ratio_spread, time_in_turn
 from opswap._torch import tree_leaves
+from opswap.ops._layout import CHANNELS_LAST
 from opswap.ops._stats import stats
 
 from .api import swap
@@ -25,10 +26,7 @@ __all__ = ["tune"]
 
 Progress = Callable[[str, int, int], None]
 
-_FORMATS = {
-    "contiguous": {},
-    "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
-}
+_FORMATS = {"contiguous": {}, "channels_last": CHANNELS_LAST}
 
 
 def tune(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from opswap._torch import tree_leaves, tree_map
+from opswap.ops._layout import CHANNELS_LAST
 
 from .capture.dry_run import DryRuns
 from .capture.quiet import generators_kept, hooks_left_out, quiet_copy, seed_generators
@@ -32,7 +33,7 @@ _MOVED = 2.0**-10  # far more than rounding errors of deep networks, which would
 _MODES = ("train", "eval", "inference")
 _FORMATS = {
     "contiguous": {4: torch.contiguous_format, 5: torch.contiguous_format},
-    "channels_last": {4: torch.channels_last, 5: torch.channels_last_3d},
+    "channels_last": CHANNELS_LAST,
 }
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from opswap._dispatch_mode import DispatchMode
+from opswap.ops._layout import CHANNELS_LAST
 
 __all__ = ["NeedsElementsError", "Results", "SizesOnly"]
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _OF_ELEMENTS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
@@ -55,7 +55,7 @@ class Results:
 def _form(result: Any) -> _Form | None:
     if type(result) is not Tensor or result.layout is not torch.strided or not result.is_floating_point():
         return None
-    last = _LAST.get(result.dim(), torch.contiguous_format)
+    last = CHANNELS_LAST.get(result.dim(), torch.contiguous_format)
     if not result.is_contiguous() and not result.is_contiguous(memory_format=last):
         return None
     return _Form(tuple(result.shape), result.stride(), result.dtype, result.device)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from opswap import isa
 from opswap._machine import cache_folder, cpu_class, cpu_model
+from opswap.ops._layout import CHANNELS_LAST
 
 __all__ = [
     "cache_file",
@@ -120,7 +121,7 @@ def _read(own: Path, tiers: tuple[str, ...]) -> tuple[Table, str]:
 
 def not_slower(input: Tensor, losing: tuple[str, ...]) -> bool:
     """True if the memory format of the tensor is not one of those in which the replacement is slower."""
-    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(input.dim())
+    last = CHANNELS_LAST.get(input.dim())
     if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
         return "contiguous" not in losing
     return "channels_last" not in losing
