@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from ..swap.graph.calls import argument
 from ..swap.graph.table import Does, names_of
 from .program import Method, picklable
 
@@ -75,8 +76,3 @@ def may_drop_batch(node: fx.Node) -> bool:
         return False
     dims = argument(node, 1, "dim")
     return dims is None or 0 in (dims if isinstance(dims, (tuple, list)) else (dims,))
-
-
-def argument(node: fx.Node, position: int, name: str, default: Any = None) -> Any:
-    """An argument given by position or by name."""
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)

@@ -22,6 +22,7 @@ from .table import Does, functions_of, names_of
 __all__ = [
     "JOIN",
     "REORDER",
+    "argument",
     "graph_kinds",
     "hazard",
     "joined_parts",
@@ -76,6 +77,11 @@ def reached(nodes: Iterable[Node], follow: Callable[[Node], Iterable[Node]]) -> 
             found.add(node)
             stack += follow(node)
     return found
+
+
+def argument(node: Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument given by position or by name."""
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def subject(node: Node) -> Any:

@@ -7,10 +7,17 @@ import operator
 from typing import Any
 
 import torch
+from torch.fx import Node
 
-from .linear.products import is_call
+__all__ = ["is_call", "operands", "squared"]
 
-__all__ = ["operands", "squared"]
+
+def is_call(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> bool:
+    """True for a call of one of the functions, or of a method with one of the names."""
+    if not isinstance(node, Node):
+        return False
+    names = {"call_function": functions, "call_method": methods}
+    return node.target in names.get(node.op, ())
 
 
 def operands(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> tuple[Any, ...]:

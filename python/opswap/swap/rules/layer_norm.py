@@ -20,15 +20,15 @@ from opswap import functional as F
 from opswap._torch import constant_in_graphs
 from opswap.ops.norm import layer_norm2d_fits, layer_norm_fits
 
-from ..graph.calls import hazard, reached
+from ..graph.calls import reached
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, argument_texts, calls_of, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
-from .arithmetic import operands, squared
+from .arithmetic import is_call, operands, squared
+from .closed import closed_region
 from .conditions import trains
 from .group_norm import has_vectors
 from .kept import elements
-from .linear.products import is_call
 
 __all__ = ["RULES"]
 
@@ -194,12 +194,8 @@ def _find_arithmetic(graph: Graph) -> Iterator[Region]:
 
 
 def _region(last: Node, inputs: tuple[Node, ...], quotient: Node) -> Region:
-    """The call stands where the last node stood: the parameters are read by then."""
     nodes = reached((last,), lambda n: [i for i in n.all_input_nodes if i not in inputs])
-    leaks = any(not set(n.users) <= nodes for n in nodes - {last})
-    ordered = tuple(n for n in last.graph.nodes if n in nodes)
-    problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
-    return Region(inputs=inputs, nodes=ordered, outputs=(last,), anchor=last, main=quotient, problem=problem)
+    return closed_region(inputs, nodes, quotient)
 
 
 def _prove_arithmetic(region: Region, shapes: Shapes) -> Replacement:

@@ -13,11 +13,10 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..graph.calls import hazard
 from ..rule import Region, Replacement, Rule, Shapes, named
-from .arithmetic import operands, squared
+from .arithmetic import is_call, operands, squared
+from .closed import closed_region
 from .conditions import normed_fast, poolable
-from .linear.products import is_call
 
 __all__ = ["RULES"]
 
@@ -48,14 +47,7 @@ def _find(graph: Graph) -> Iterator[Region]:
         x, mean = quotient
         square = _mean_of_all(mean)
         if square is not None and _square_of(square) is x:
-            yield _region((square, mean, node), x)
-
-
-def _region(nodes: tuple[Node, ...], x: Node) -> Region:
-    leaks = any(not set(n.users) <= set(nodes) for n in nodes[:-1])
-    problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
-    last = nodes[-1]
-    return Region(inputs=(x,), nodes=nodes, outputs=(last,), anchor=last, main=last, problem=problem)
+            yield closed_region((x,), (square, mean, node), node)
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:

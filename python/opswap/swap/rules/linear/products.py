@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,23 +18,18 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ...graph.calls import hazard
+from ...graph.calls import argument
 from ...rule import Refusal, Region, Replacement, Rule, Shapes, named
 from ...runtime.condition_texts import describe_condition
+from ..arithmetic import is_call
+from ..closed import closed_region
 from .conditions import has_narrow_weight, one_weight_per_group, worth_joining
 
-__all__ = ["RULES", "group_read", "is_call", "joined_linears"]
+__all__ = ["RULES", "group_read", "joined_linears"]
 
 _PRODUCTS = (operator.mul, torch.mul, torch.multiply)
 _SUMS = (operator.add, torch.add)
 _JOINS = (torch.cat, torch.concat, torch.concatenate, torch.stack)
-
-
-def is_call(node: Any, functions: tuple[Any, ...], methods: tuple[str, ...]) -> bool:
-    if not isinstance(node, Node):
-        return False
-    names = {"call_function": functions, "call_method": methods}
-    return node.target in names.get(node.op, ())
 
 
 def _is_product(node: Any) -> bool:
@@ -43,28 +37,14 @@ def _is_product(node: Any) -> bool:
     return plain and all(isinstance(n, Node) for n in node.args)
 
 
-def _argument(node: Node, place: int, name: str, default: Any = None) -> Any:
-    return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
-
-
 def _is_sum_of_last(node: Node) -> bool:
     """x.sum(-1), torch.sum(x, dim=-1), without other options."""
-    dim = _argument(node, 1, "dim")
+    dim = argument(node, 1, "dim")
     return (
         is_call(node, (torch.sum,), ("sum",))
         and dim in (-1, (-1,), [-1])
         and not set(node.kwargs) - {"dim", "input"}
         and len(node.args) <= 2
-    )
-
-
-def _region(inputs: tuple[Node, ...], nodes: tuple[Node, ...]) -> Region:
-    """The nodes; each is used by the next node only."""
-    leaks = any(list(a.users) != [b] for a, b in pairwise(nodes))
-    problem = "an intermediate result is used elsewhere" if leaks else hazard(nodes[0], nodes)
-    # The call replaces the last node: all inputs, the bias too, are computed by then.
-    return Region(
-        inputs=inputs, nodes=nodes, outputs=nodes[-1:], anchor=nodes[-1], main=nodes[0], problem=problem
     )
 
 
@@ -85,7 +65,7 @@ def _bias_added(node: Node) -> tuple[Node, Node] | None:
 
 def _find_summed_product(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
-        product = _argument(node, 0, "input") if _is_sum_of_last(node) else None
+        product = argument(node, 0, "input") if _is_sum_of_last(node) else None
         if not _is_product(product):
             continue
         weights = [n for n in product.args if n.op == "get_attr"]
@@ -94,8 +74,8 @@ def _find_summed_product(graph: Graph) -> Iterator[Region]:
         (x,) = (n for n in product.args if n is not weights[0])
         added = _bias_added(node)
         if added is not None:
-            yield _region((x, weights[0], added[1]), (product, node, added[0]))
-        yield _region((x, weights[0]), (product, node))
+            yield closed_region((x, weights[0], added[1]), (product, node, added[0]), product)
+        yield closed_region((x, weights[0]), (product, node), product)
 
 
 def _prove_summed_product(region: Region, shapes: Shapes) -> Replacement:
@@ -114,7 +94,7 @@ def _find_einsum(graph: Graph) -> Iterator[Region]:
         if is_call(node, (torch.einsum,), ()) and len(node.args) == 3 and not node.kwargs:
             equation, *operands = node.args
             if isinstance(equation, str) and all(isinstance(n, Node) for n in operands):
-                yield _region(tuple(dict.fromkeys(operands)), (node,))
+                yield closed_region(tuple(dict.fromkeys(operands)), (node,), node)
 
 
 def by_groups(output: Tensor) -> Tensor:
@@ -185,10 +165,10 @@ def group_read(node: Any, index: int, count: int) -> tuple[Node, Node | None, bo
     if place != index or not isinstance(source, Node):
         return None
     if is_call(source, (torch.chunk,), ("chunk",)):
-        fits = _argument(source, 1, "chunks") == count and _argument(source, 2, "dim", 0) in (1, -1)
-        return (_argument(source, 0, "input"), source, True) if fits else None
-    if is_call(source, (torch.unbind,), ("unbind",)) and _argument(source, 1, "dim", 0) == 1:
-        return _argument(source, 0, "input"), source, False
+        fits = argument(source, 1, "chunks") == count and argument(source, 2, "dim", 0) in (1, -1)
+        return (argument(source, 0, "input"), source, True) if fits else None
+    if is_call(source, (torch.unbind,), ("unbind",)) and argument(source, 1, "dim", 0) == 1:
+        return argument(source, 0, "input"), source, False
     return None
 
 
@@ -206,24 +186,13 @@ def _linears_region(join: Node, parts: Sequence[Any]) -> Region | None:
     if len({n.args[2] is None for n in parts}) != 1:
         return None
     cuts = [n.args[0] for n in parts] + [cut for _, cut, _ in reads if cut is not None]
-    nodes = {*cuts, *parts, join}
-    leaks = any(not set(n.users) <= nodes for n in nodes - {join})
-    ordered = tuple(n for n in join.graph.nodes if n in nodes)
-    problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
-    return Region(
-        inputs=(reads[0][0], *parameters),
-        nodes=ordered,
-        outputs=(join,),
-        anchor=join,
-        main=join,
-        problem=problem,
-    )
+    return closed_region((reads[0][0], *parameters), (*cuts, *parts, join), join)
 
 
 def _find_linears(graph: Graph) -> Iterator[Region]:
     for node in graph.nodes:
-        if is_call(node, _JOINS, ()) and _argument(node, 1, "dim", 0) in (1, -1):
-            parts = _argument(node, 0, "tensors")
+        if is_call(node, _JOINS, ()) and argument(node, 1, "dim", 0) in (1, -1):
+            parts = argument(node, 0, "tensors")
             if isinstance(parts, (list, tuple)) and len(parts) > 1:
                 region = _linears_region(node, parts)
                 if region is not None:
@@ -243,9 +212,9 @@ def joined_linears(
 def _prove_linears(region: Region, shapes: Shapes) -> Replacement:
     """Sizes are looked at in the new forward; torch.stack itself requires equal ones."""
     (join,) = region.outputs
-    parts = _argument(join, 0, "tensors")
+    parts = argument(join, 0, "tensors")
     stacked = join.target is torch.stack
-    if stacked and _argument(join, 1, "dim", 0) != 1:
+    if stacked and argument(join, 1, "dim", 0) != 1:
         raise Refusal("it stacks along another dimension", report=False)
     (flat,) = {group_read(n.args[0], i, len(parts))[2] for i, n in enumerate(parts)}
     names = region.names

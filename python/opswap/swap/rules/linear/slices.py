@@ -21,8 +21,9 @@ from opswap import functional as F
 from ...graph.calls import hazard
 from ...graph.metadata import is_metadata
 from ...rule import Region, Replacement, Rule, Shapes, named
+from ..arithmetic import is_call
 from .conditions import can_fill_in_one_write, has_narrow_weight, one_map_per_group, worth_joining
-from .products import group_read, is_call, joined_linears
+from .products import group_read, joined_linears
 
 __all__ = ["RULES"]
 
