@@ -11,10 +11,11 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-__all__ = ["UNPROBED", "Example", "Refusal", "Region", "Replacement", "Rule", "Shapes"]
+__all__ = ["UNPROBED", "Example", "Refusal", "Region", "Replacement", "Rule", "Shapes", "Sized"]
 
 Shapes = Mapping[Node, tuple[int, ...]]
-Example = Callable[[], tuple[nn.Module, tuple[tuple[int, ...], ...]]]
+Sized = tuple[nn.Module, tuple[tuple[int, ...], ...]]  # a module and the sizes of its inputs
+Example = Callable[[], Sized]
 
 UNPROBED = "it does not run on probes"  # a refusal
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from opswap.bench.case import LAYOUTS, Case
 from opswap.swap import swap
-from opswap.swap.rule import Example
+from opswap.swap.rule import Example, Sized
 from opswap.swap.rules import DEFAULT
 
 __all__ = ["cases"]
@@ -26,11 +26,11 @@ _FLOAT32 = ("local_response_norm", "activation GELU tanh")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 
 
-def _sigmoid() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _sigmoid() -> Sized:
     return nn.Sequential(nn.BatchNorm2d(64), nn.Sigmoid()), ((32, 64, 28, 28),)
 
 
-def _alone(module: nn.Module) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _alone(module: nn.Module) -> Sized:
     return module, ((32, 64, 28, 28),)
 
 
@@ -47,9 +47,7 @@ class _SqueezeExcite(nn.Module):
         return x * self.gate(self.expand(self.activation(self.reduce(mean))))
 
 
-def _excited(
-    channels: int, reduced: int, side: int, small: bool
-) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _excited(channels: int, reduced: int, side: int, small: bool) -> Sized:
     functions = (nn.ReLU(), nn.Hardsigmoid()) if small else (nn.SiLU(), nn.Sigmoid())
     return _SqueezeExcite(channels, reduced, *functions), ((32, channels, side, side),)
 

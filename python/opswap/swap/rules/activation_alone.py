@@ -20,7 +20,7 @@ from opswap import functional as F
 from opswap.ops._function import cached_constant, plain_cpu
 
 from ..graph.calls import subject, writes
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.shown import shown
 from .activation import activation
@@ -97,7 +97,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(f"activates(x0, {act!r})", f"activate_alone(x0, {act!r})", names)
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example() -> Sized:
     return nn.Mish(), ((8, 64, 28, 28),)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -30,7 +31,7 @@ from opswap.ops.depthwise import is_depthwise
 from opswap.ops.norm import spell
 
 from ..graph.metadata import is_metadata
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, named
 from ..runtime.guards import unhooked
 from ..runtime.messages import require
 from .activation import activation, activation_of
@@ -298,12 +299,8 @@ def _region(stages: list[Stage]) -> Region:
     return replace(region_of(nodes), inputs=tuple(read), anchor=nodes[-1])
 
 
-def _find(graph: Graph) -> Iterator[Region]:
-    return map(_region, _chains(graph))
-
-
-def _find_folded(graph: Graph) -> Iterator[Region]:
-    return map(_region, _folded_chains(graph))
+def _find(chains: Callable[[Graph], Iterator[list[Stage]]], graph: Graph) -> Iterator[Region]:
+    return map(_region, chains(graph))
 
 
 def _stages_of(region: Region) -> list[Stage]:
@@ -368,13 +365,16 @@ _NAMES = named(unhooked, NormCall, poolable, linked, foldable, settled, settle)
 _NAMES |= named(activation_of, nn.Identity, apply_chain, apply_folded)
 
 
-def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
-    """What is known of a frozen chain that has settled is not evaluated again.
+def _prove(fits: str, function: str, region: Region, shapes: Shapes) -> Replacement:
+    """The graph holds torch's own modules, so that no run has to show what they compute.
 
-    Args: held: the condition on convolutions and normalisations.
+    What is known of a frozen chain that has settled is not evaluated again.
+
+    Args: fits: the condition on convolutions and normalisations. function: what runs the chain.
     """
-    modules = ", ".join(text.modules)
-    conditions = [f"unhooked({modules})", held, *text.still]
+    text = _Spelled(region)
+    modules, parts = ", ".join(text.modules), ", ".join(text.convolutions + text.norms)
+    conditions = [f"unhooked({modules})", f"{fits}({len(text.convolutions)}, {parts})", *text.still]
     if any("NormCall" in link for link in text.links):  # whose tensors belong to other modules
         condition = " and ".join(["poolable(x0)", "x0.dim() == 4", *conditions])
     else:
@@ -384,21 +384,7 @@ def _replacement(text: _Spelled, held: str, function: str) -> Replacement:
     return Replacement(condition, result, {**_NAMES, **text.names})
 
 
-def _prove(region: Region, shapes: Shapes) -> Replacement:
-    """The graph holds torch's own modules, so that no run has to show what they compute."""
-    text = _Spelled(region)
-    parts = ", ".join(text.convolutions + text.norms)
-    return _replacement(text, f"linked({len(text.convolutions)}, {parts})", "apply_chain")
-
-
-def _prove_folded(region: Region, shapes: Shapes) -> Replacement:
-    """The same."""
-    text = _Spelled(region)
-    parts = ", ".join(text.convolutions + text.norms)
-    return _replacement(text, f"foldable({len(text.convolutions)}, {parts})", "apply_folded")
-
-
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example() -> Sized:
     def stage(*window: int, groups: int = 1, act: bool = True) -> list[nn.Module]:
         convolution = nn.Conv2d(58, 58, *window, groups=groups, bias=False)
         return [convolution, nn.BatchNorm2d(58), *([nn.ReLU()] if act else [])]
@@ -407,7 +393,7 @@ def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
     return nn.Sequential(*layers), ((32, 58, 28, 28),)
 
 
-def _folded_example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _folded_example() -> Sized:
     layers = (nn.Conv2d(24, 58, 3, padding=1, bias=False), nn.BatchNorm2d(58), nn.ReLU())
     return nn.Sequential(*layers), ((32, 24, 28, 28),)
 
@@ -416,8 +402,8 @@ RULES = (
     Rule(
         "conv_chain",
         False,
-        _find,
-        _prove,
+        partial(_find, _chains),
+        partial(_prove, "linked", "apply_chain"),
         calls=(nn.BatchNorm2d,),
         links=_is_one_stage,
         starts=is_link,
@@ -427,8 +413,8 @@ RULES = (
     Rule(
         "conv_folded",
         False,
-        _find_folded,
-        _prove_folded,
+        partial(_find, _folded_chains),
+        partial(_prove, "foldable", "apply_folded"),
         calls=(nn.Conv2d,),
         starts=is_foldable,
         ends=_is_norm_block,

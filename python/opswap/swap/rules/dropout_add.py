@@ -19,7 +19,7 @@ from torch.fx import Graph, Node
 from opswap.ops._function import plain_cpu
 
 from ..graph.calls import subject
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, bound_arguments, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_problem, unhooked
 from ..runtime.shown import shown
@@ -162,7 +162,7 @@ class _Residual(nn.Module):
         return self.dropout(x) + x
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example() -> Sized:
     return _Residual(), ((32, 64, 56, 56),)
 
 

@@ -16,7 +16,7 @@ from torch.fx import Graph
 
 from opswap import functional as F
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, bound_arguments, calls_of, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, bound_arguments, calls_of, named
 from .pool import made_contiguous
 from .pool_sizes import large_enough
 
@@ -56,7 +56,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     )
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example() -> Sized:
     return nn.LocalResponseNorm(5), ((8, 96, 27, 27),)
 
 

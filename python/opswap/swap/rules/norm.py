@@ -18,7 +18,7 @@ from opswap.ops.chain import ConvChain
 from opswap.ops.norm import spell, vector_misread
 from opswap.ops.norm.batch_norm import BatchNormAct
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_problem, runs_other_code, unhooked
 from .activation import SILU, activation, activation_of, gated
@@ -28,6 +28,7 @@ __all__ = [
     "RULES",
     "act_of",
     "behind",
+    "calls_problem",
     "identities_behind",
     "is_normed",
     "may_overwrite",
@@ -107,11 +108,9 @@ def modules_between(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def _problem_of(nodes: tuple[Node, ...]) -> str:
-    """Why a normalisation and the nodes after it may not be joined, or ""."""
-    if not all(n.users.keys() <= set(nodes) for n in nodes[:-1]):
-        return "an intermediate result is used elsewhere"
-    for node in modules_between(nodes):
+def calls_problem(nodes: tuple[Node, ...], between: tuple[Node, ...]) -> str:
+    """Why the calls of modules among the nodes may not be joined, or "". Args: between: see `modules_between`."""
+    for node in between:
         if runs_other_code(node.meta["module"]):
             return f"{node.target} runs in between: its code may change the activation"
     for node in module_calls(nodes):
@@ -122,15 +121,17 @@ def _problem_of(nodes: tuple[Node, ...]) -> str:
 
 def region_of(nodes: tuple[Node, ...], read: tuple[Node, ...] = ()) -> Region:
     """The region of calls of which each reads the result of the one before. read: modules that it reads besides."""
+    between = modules_between(nodes)
+    leaks = not all(n.users.keys() <= set(nodes) for n in nodes[:-1])
     return Region(
         inputs=tuple(nodes[0].all_input_nodes),
         nodes=nodes,
         outputs=nodes[-1:],
         anchor=nodes[0],
         main=nodes[-1],
-        problem=_problem_of(nodes),
+        problem="an intermediate result is used elsewhere" if leaks else calls_problem(nodes, between),
         modules=module_calls(nodes) + read,
-        passed=modules_between(nodes),
+        passed=between,
     )
 
 
@@ -221,7 +222,7 @@ _MENDED = Replacement(
 )
 
 
-def _example(*after: nn.Module) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example(*after: nn.Module) -> Sized:
     return nn.Sequential(nn.BatchNorm2d(58), *after), ((32, 58, 28, 28),)
 
 

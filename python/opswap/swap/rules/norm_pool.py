@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 from opswap import functional as F
 from opswap.nn.norm import Pooling, apply_norm_pool
 
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, named
 from ..runtime.guards import unhooked
 from .conditions import normed_fast, poolable
 from .norm import NORMS, act_of, behind, module_calls, region_of, supported_norm
@@ -117,7 +117,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     return Replacement(" and ".join(conditions) + still, result, names)
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example() -> Sized:
     return nn.Sequential(nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(3, 2, 1)), ((16, 24, 56, 56),)
 
 

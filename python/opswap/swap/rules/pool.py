@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes, argument_text, calls_of, named
+from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes, Sized, argument_text, calls_of, named
 from .conditions import poolable, trains
 from .pool_sizes import AVERAGE, adaptive_pays, fills_vectors, large_enough
 
@@ -170,9 +170,7 @@ class _Amax(nn.Module):
         return x.amax((2, 3))
 
 
-def _example(
-    module: type[nn.Module], *arguments: Any, size: tuple[int, ...] = (16, 24, 56, 56)
-) -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example(module: type[nn.Module], *arguments: Any, size: tuple[int, ...] = (16, 24, 56, 56)) -> Sized:
     return module(*arguments), (size,)
 
 

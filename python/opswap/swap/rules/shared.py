@@ -19,10 +19,10 @@ from opswap.ops.norm._activations import activate, spell
 
 from ..graph.aliasing import escape_or_write
 from ..graph.calls import writes
-from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
-from ..runtime.guards import call_problem, runs_other_code, unhooked
+from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, named
+from ..runtime.guards import unhooked
 from .activation import Activation, activation, activation_of
-from .norm import module_calls, modules_between
+from .norm import calls_problem, module_calls, modules_between
 
 __all__ = ["RULES", "shared_activations"]
 
@@ -64,22 +64,15 @@ def _find(graph: Graph) -> Iterator[Region]:
                 outputs=nodes,
                 anchor=nodes[0],
                 main=nodes[0],
-                problem=_problem_of(node, nodes, between),
+                problem=calls_problem(nodes, between) or _writes(node, nodes),
                 modules=module_calls(nodes),
                 passed=between,
             )
 
 
-def _problem_of(source: Node, nodes: tuple[Node, ...], between: tuple[Node, ...]) -> str:
-    for call in between:
-        if runs_other_code(call.meta["module"]):
-            return f"{call.target} runs in between: its code may change the activation"
-    for call in module_calls(nodes):
-        if problem := call_problem(call.target, call.meta["module"]):
-            return problem
-    if writer := escape_or_write(source, nodes):
-        return f"{writer} may write to the result that the others read"
-    return ""
+def _writes(source: Node, nodes: tuple[Node, ...]) -> str:
+    writer = escape_or_write(source, nodes)
+    return f"{writer} may write to the result that the others read" if writer else ""
 
 
 def _prove(region: Region, shapes: Shapes) -> Replacement:
@@ -104,7 +97,7 @@ class _Branches(nn.Module):
         return y
 
 
-def _example() -> tuple[nn.Module, tuple[tuple[int, ...], ...]]:
+def _example() -> Sized:
     return _Branches(), ((32, 58, 28, 28),)
 
 
