@@ -22,6 +22,9 @@ from opswap import isa
 from opswap._machine import cache_folder, cpu_class, cpu_model
 from opswap.ops._layout import CHANNELS_LAST
 
+from ..runtime.condition_texts import describe_condition
+from ..runtime.shown import shown
+
 __all__ = [
     "cache_file",
     "forget_tables",
@@ -125,3 +128,12 @@ def not_slower(input: Tensor, losing: tuple[str, ...]) -> bool:
     if last is None or input.is_contiguous() or not input.is_contiguous(memory_format=last):
         return "contiguous" not in losing
     return "channels_last" not in losing
+
+
+def _why_slower(input: Tensor, losing: tuple[str, ...]) -> str:
+    return (
+        f"the replacement was measured slower for {' and '.join(losing)} tensors: the input is {shown(input)}"
+    )
+
+
+describe_condition(not_slower, _why_slower)

@@ -64,6 +64,8 @@ def _why_slower_alone(input: Tensor) -> str:
     return elements(input, _FEWEST_ALONE)
 
 
+describe_condition(on_cpu, lambda input: f"no kernel for {input.device.type}")
+describe_condition(poolable, lambda input, ndims=None: f"no kernel for {shown(input)}")
 describe_condition(normed_fast, _why_slower)
 describe_condition(normed_alone_fast, _why_slower_alone)
 

@@ -21,6 +21,7 @@ from opswap.ops.norm.batch_norm import BatchNormAct
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, Sized, named
 from ..runtime.condition_texts import describe_condition
 from ..runtime.guards import call_problem, runs_other_code, unhooked
+from ..runtime.shown import shown
 from .activation import SILU, activation, activation_of, gated
 from .conditions import CONVOLUTIONS, normed_alone_fast, normed_fast, poolable, trains
 
@@ -44,6 +45,9 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def supported_norm(norm: nn.Module, input: Any) -> bool:
     """True for one of torch's own BatchNorms, and a tensor that opswap's batch normalisation supports."""
     return type(norm) in NORMS and poolable(input)
+
+
+describe_condition(supported_norm, lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}")
 
 
 def is_normed(input: Tensor) -> bool:

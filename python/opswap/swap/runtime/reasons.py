@@ -250,42 +250,6 @@ def _with(known: dict[str, ast.expr], expression: ast.expr) -> str:
     return ast.unparse(_Inline(known).visit(tree.body))
 
 
-def _covers(
-    tensors: tuple[Tensor, ...],
-    groups: int,
-    ndims: tuple[int, ...],
-    channels: Any = None,
-    spatial: Any = None,
-    batches: Any = None,
-) -> str:
-    first, total = tensors[0], sum(t.shape[1] if t.dim() > 1 else 0 for t in tensors)
-    for t in tensors:
-        if t.dim() not in ndims:
-            return f"an input has {t.dim()} dimensions: proven for {_listed(ndims)}"
-        if t.dtype != first.dtype or t.device != first.device:
-            return f"inputs differ: {shown(first)} and {shown(t)}"
-    if len(tensors) == 1 and 1 < groups == total:
-        return f"a shuffle of {total} groups of one channel moves nothing"
-    if total % groups or (channels is not None and total not in channels):
-        proven = f"multiples of {groups}" if channels is None else _listed(channels)
-        return f"the inputs have {total} channels: proven for {proven}"
-    if batches is not None and first.shape[0] not in batches:
-        return f"the batch has {first.shape[0]} images: proven for {_listed(batches)}"
-    if spatial is not None and tuple(first.shape[2:]) not in spatial:
-        return f"the input has sizes {tuple(first.shape[2:])}: proven for {_listed(spatial)}"
-    return f"no kernel for {shown(first)}"
-
-
-def _listed(values: Sequence[Any]) -> str:
-    return " or ".join(map(str, values))
-
-
-def _wins(input: Tensor, losing: tuple[str, ...]) -> str:
-    return (
-        f"the replacement was measured slower for {' and '.join(losing)} tensors: the input is {shown(input)}"
-    )
-
-
 def _other_class(input: Any, *others: Any) -> str:
     tensors = [v for v in (input, *others) if isinstance(v, Tensor) and not is_ordinary(v)]
     if not tensors:
@@ -293,15 +257,10 @@ def _other_class(input: Any, *others: Any) -> str:
     return f"the input is a {type(tensors[0]).__name__}, whose functions are its own"
 
 
-# What the conditions of the rules mean; others are shown as they are written.
+# What the conditions of every replacement mean; those of a rule have their texts beside them, see `describe_condition`.
 _TEXTS: dict[str, Callable[..., str]] = {
-    "within_proof": _covers,
-    "supported_norm": lambda norm, input: f"no kernel for {shown(norm)} of {shown(input)}",
-    "on_cpu": lambda input: f"no kernel for {input.device.type}",
     "opswap_ordinary": _other_class,
-    "poolable": lambda input, ndims=None: f"no kernel for {shown(input)}",
     "unhooked": lambda *modules: GLOBAL_HOOKS,
-    "not_slower": _wins,
 }
 
 _Functions = dict[str, tuple[ast.FunctionDef, str]]

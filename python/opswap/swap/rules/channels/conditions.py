@@ -3,10 +3,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from opswap.ops._layout import cat_memory_format
+
+from ...runtime.condition_texts import describe_condition
+from ...runtime.shown import shown
 
 __all__ = ["give_contiguous", "within_proof"]
 
@@ -45,6 +51,39 @@ def within_proof(
     if batches is not None and first.shape[0] not in batches:
         return False
     return spatial is None or tuple(first.shape[2:]) in spatial
+
+
+def _why_not_covered(
+    tensors: tuple[Tensor, ...],
+    groups: int,
+    ndims: tuple[int, ...],
+    channels: Any = None,
+    spatial: Any = None,
+    batches: Any = None,
+) -> str:
+    first, total = tensors[0], sum(t.shape[1] if t.dim() > 1 else 0 for t in tensors)
+    for t in tensors:
+        if t.dim() not in ndims:
+            return f"an input has {t.dim()} dimensions: proven for {_listed(ndims)}"
+        if t.dtype != first.dtype or t.device != first.device:
+            return f"inputs differ: {shown(first)} and {shown(t)}"
+    if len(tensors) == 1 and 1 < groups == total:
+        return f"a shuffle of {total} groups of one channel moves nothing"
+    if total % groups or (channels is not None and total not in channels):
+        proven = f"multiples of {groups}" if channels is None else _listed(channels)
+        return f"the inputs have {total} channels: proven for {proven}"
+    if batches is not None and first.shape[0] not in batches:
+        return f"the batch has {first.shape[0]} images: proven for {_listed(batches)}"
+    if spatial is not None and tuple(first.shape[2:]) not in spatial:
+        return f"the input has sizes {tuple(first.shape[2:])}: proven for {_listed(spatial)}"
+    return f"no kernel for {shown(first)}"
+
+
+def _listed(values: Sequence[Any]) -> str:
+    return " or ".join(map(str, values))
+
+
+describe_condition(within_proof, _why_not_covered)
 
 
 def give_contiguous(tensors: tuple[Tensor, ...]) -> bool:
