@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["SKIPPED", "op_name", "tensors_in"]
+__all__ = ["SKIPPED", "is_view", "op_name", "tensors_in"]
 
 # They make tensors of no data, or look at nothing of the data.
 _NO_DATA = """
@@ -26,6 +26,12 @@ _SCALARS = frozenset({type(None), int, float, bool, str})
 def op_name(func: Any) -> str:
     """ "aten.clone" of torch.ops.aten.clone.default."""
     return func._schema.name.replace("::", ".")
+
+
+def is_view(func: Any) -> bool:
+    """True if a result may be a view of an argument, which is not written."""
+    infos = (returned.alias_info for returned in func._schema.returns)
+    return any(info is not None and not info.is_write for info in infos)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
-from opswap.finding.operators import SKIPPED, op_name
+from opswap.finding.operators import SKIPPED, is_view, op_name
 from opswap.finding.storages import storage_key
 
 from .marks import Marks
@@ -42,15 +42,9 @@ class Known:
         self.skipped = self.name in SKIPPED
         special = self.name in CONVERTERS or self.name in COPIED_INSIDE or self.name == "aten._unsafe_view"
         elsewhere = self.name in NOT_IMAGES and self.name not in WEIGHTS
-        self.ordinary = is_operator and not (special or elsewhere or _is_view(func))
+        self.ordinary = is_operator and not (special or elsewhere or is_view(func))
         self.weight_at = WEIGHTS.get(self.name, -1)
         self.gradient_at = NOT_IMAGES.get(self.name, (0, None))[1]
-
-
-def _is_view(func: Any) -> bool:
-    """True if a result may be a view of an argument, which is not written."""
-    infos = (argument.alias_info for argument in func._schema.arguments)
-    return any(info is not None and not info.is_write for info in infos)
 
 
 def ordinary_call(

@@ -18,7 +18,7 @@ from torch.nn.parameter import Parameter, is_lazy
 from opswap._torch import OpOverload, no_dispatch
 from opswap.finding import Finder, Locator, Origin
 from opswap.finding.mode import FinderMode
-from opswap.finding.operators import SKIPPED, op_name, tensors_in
+from opswap.finding.operators import SKIPPED, is_view, op_name, tensors_in
 from opswap.finding.script import factory_step
 from opswap.finding.storages import Storages, storage_key
 
@@ -339,12 +339,7 @@ class _Mode(FinderMode):
     def _name(self, func: Any) -> tuple[str | None, Any]:
         """The operator's name, None for views, for tensors without data, and for anything that is not an operator."""
         name = op_name(func) if isinstance(func, OpOverload) else None
-        if name in SKIPPED or (name is not None and _is_view(func)):
+        if name in SKIPPED or (name is not None and is_view(func)):
             name = None
         self._names[id(func)] = name, func
         return self._names[id(func)]
-
-
-def _is_view(func: Any) -> bool:
-    returns = [r.alias_info for r in func._schema.returns]
-    return any(alias is not None and not alias.is_write for alias in returns)
