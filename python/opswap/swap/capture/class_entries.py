@@ -9,12 +9,11 @@ from types import FunctionType
 from typing import Any
 
 from ..runtime import purity
-from ..runtime.members import is_public, owner_of_class
+from ..runtime.members import HEAP_TYPE, is_public, owner_of_class
 
 __all__ = ["WRAPPERS", "functions_in", "givers", "has_own", "is_fixed", "is_of_user", "public_names"]
 
 WRAPPERS = (property, staticmethod, classmethod, cached_property, partialmethod)
-_HEAP_TYPE = 1 << 9  # set by every class statement
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -53,4 +52,4 @@ def has_own(cls: type, name: str) -> bool:
 
 def is_fixed(cls: type) -> bool:
     """True for a class whose attributes cannot be changed."""
-    return not cls.__flags__ & _HEAP_TYPE
+    return not cls.__flags__ & HEAP_TYPE

@@ -25,7 +25,7 @@ from ..graph.aliasing import returns_tensor
 from ..graph.calls import graph_kinds
 from ..graph.metadata import ancestors
 from ..runtime.guards import is_plain_tensor
-from ..runtime.members import has_own_look_up
+from ..runtime.members import has_own_look_up, static_base
 from .bytecode import class_reads
 from .identity import Step, steps_of
 from .stand_in import StandIn
@@ -149,7 +149,7 @@ def _excludes_tensors(cls: type) -> bool:
     """True for a class of which no subclass is a tensor: modules, and those of another layout in C, such as list."""
     if type(cls) is not type:
         return False
-    base = next(b for b in cls.__mro__ if not b.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE
+    base = static_base(cls)
     final = not base.__flags__ & (1 << 10)  # Py_TPFLAGS_BASETYPE
     return issubclass(cls, nn.Module) or final or base.__basicsize__ > object.__basicsize__
 

@@ -101,9 +101,10 @@ def _called_by_user() -> bool:
     """True if the nearest code outside of torch's functions is the user's."""
     frame = sys._getframe(2)
     while frame is not None:
-        file = frame.f_code.co_filename
-        kind = purity.owner(file, str(frame.f_globals.get("__name__", "")))
-        if file.startswith(_FX) or (kind == purity.OWN and frame.f_code.co_name != _STAND_IN):
+        kind = purity.owner_of_frame(frame)
+        if frame.f_code.co_filename.startswith(_FX) or (
+            kind == purity.OWN and frame.f_code.co_name != _STAND_IN
+        ):
             return False
         if kind not in (purity.TORCH, purity.LIBRARY, purity.OWN):
             return True

@@ -264,7 +264,7 @@ class Follower:
         known = self._owners.get(id(code))
         if known is None:
             self.meet(code)
-            kind = purity.owner(code.co_filename, _module(frame))
+            kind = purity.owner_of_frame(frame)
             known = self._owners[id(code)] = kind, code
         return known[0]
 

@@ -88,7 +88,7 @@ class Replaced:
         def record_or_call(*args: Any, **kwargs: Any) -> Any:
             tracer, frame = self._tracer, sys._getframe(1)
             here = threading.get_ident() == tracer.thread and tracer.follower.listens
-            if not here or not _is_of_user(frame):
+            if not here or purity.owner_of_frame(frame) != purity.USER:
                 return _pass_on(function, *args, **kwargs)
             before = tracer.follower.pause()
             try:
@@ -114,7 +114,7 @@ class Replaced:
         if rest or options or type(message) is not str or not known or type(stacklevel) is not int:
             raise _UnknownError
         for _ in range(1, stacklevel):
-            if frame.f_back is None or not _is_of_user(frame.f_back):
+            if frame.f_back is None or purity.owner_of_frame(frame.f_back) != purity.USER:
                 raise _UnknownError
             frame = frame.f_back
         module = frame.f_globals.get("__name__")
@@ -155,11 +155,6 @@ def _pass_on(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 class _UnknownError(Exception):
     """A call that cannot be written down."""
-
-
-def _is_of_user(frame: FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "")
-    return purity.owner(frame.f_code.co_filename, name if isinstance(name, str) else "") == purity.USER
 
 
 def _is_shown(value: Any) -> bool:

@@ -29,6 +29,7 @@ from ..runtime.instance_forward import (
     recipe_of,
     without_links,
 )
+from ..runtime.members import static_base
 from ..runtime.plan_of import PLAN, keep_plan, plan_of
 
 __all__ = ["Shell", "computes", "holds_modules", "own_hooks"]
@@ -141,7 +142,7 @@ class Shell:
 
     def _make(self, module: nn.Module) -> bool:
         cls = type(module)
-        if isinstance(module, torch.jit.ScriptModule) or _static_base(cls) is not object:
+        if isinstance(module, torch.jit.ScriptModule) or static_base(cls) is not object:
             self.rigid.append(self._note(module, self._rigid(module) if self._own else module))
             return False
         self._note(module, object.__new__(cls))
@@ -312,7 +313,7 @@ class Shell:
         return self._note(cell, types.CellType())
 
     def _object(self, value: Any) -> Any:
-        made = self._note(value, _static_base(type(value)).__new__(type(value)))
+        made = self._note(value, static_base(type(value)).__new__(type(value)))
         for name, attribute in _attributes(value):
             object.__setattr__(made, name, self.value(attribute))
         return made
@@ -357,11 +358,6 @@ def _descendants(module: nn.Module) -> Iterator[nn.Module]:
             stack += reversed(list(vars(m).get("_modules", {}).values()))
 
 
-def _static_base(cls: type) -> type:
-    """The class written in C of which instances have the layout: object for most."""
-    return next(b for b in cls.__mro__ if not b.__flags__ & (1 << 9))  # Py_TPFLAGS_HEAPTYPE
-
-
 def _copies_itself(cls: type) -> bool:
     """True if the class controls how it is copied."""
     own = (c for c in cls.__mro__[:-1] if not c.__module__.startswith("torch.nn.modules."))
@@ -396,7 +392,7 @@ def _is_object(value: Any) -> bool:
     """True for an instance of an ordinary class outside of torch."""
     cls = type(value)
     ordinary = type(cls) is type and isinstance(getattr(value, "__dict__", None), dict)
-    known = _static_base(cls) in (object, types.SimpleNamespace)
+    known = static_base(cls) in (object, types.SimpleNamespace)
     return ordinary and known and cls.__module__.partition(".")[0] not in ("torch", "opswap")
 
 

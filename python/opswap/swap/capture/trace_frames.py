@@ -39,8 +39,7 @@ def reads_modules(frame: FrameType | None) -> bool:
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.endswith(os.path.join("nn", "modules", "module.py")):
         return False
-    kind = purity.owner(frame.f_code.co_filename, str(frame.f_globals.get("__name__", "")))
-    return kind in (purity.LAYERS, purity.USER)
+    return purity.owner_of_frame(frame) in (purity.LAYERS, purity.USER)
 
 
 def frames() -> Iterator[FrameType]:

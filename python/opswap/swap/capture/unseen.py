@@ -189,7 +189,7 @@ class Search:
         self._new += map(cell_value, cells.values())
         self._new += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         self._new += vars(function).values()  # as __wrapped__
-        if purity.owner(code.co_filename, function.__module__ or "") != purity.USER:
+        if purity.owner_of(function) != purity.USER:
             return  # such as a decorator of torch, which holds the function that it calls
         for part in with_inner(code):
             found, written = reads(part), stores(part)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..capture.tracer import class_name
 from ..report import Planned, Report, Site
 from ..runtime.guards import replaces
 from ..runtime.instance_forward import is_rewritten, recipe_of
@@ -141,7 +142,7 @@ def _likeness(model: nn.Module, prefix: str, planned: Planned) -> int:
     """How many modules of the model the plan has at and below this path."""
     known = dict(planned.classes)
     return sum(
-        known.get(".".join(p for p in (prefix, path) if p)) == _class_of(m)
+        known.get(".".join(p for p in (prefix, path) if p)) == class_name(m)
         for path, m in model.named_modules()
     )
 
@@ -175,12 +176,7 @@ def _lost(path: str, paths: dict[str, nn.Module], known: str | None) -> str:
     module = paths.get(path)
     if module is None:
         return _REMOVED
-    return _TAKEN if _class_of(module) == known else _REPLACED
-
-
-def _class_of(module: nn.Module) -> str:
-    cls = type(module)
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return _TAKEN if class_name(module) == known else _REPLACED
 
 
 def _added(paths: dict[str, nn.Module], prefix: str, planned: Planned) -> Iterator[Site]:
@@ -191,7 +187,7 @@ def _added(paths: dict[str, nn.Module], prefix: str, planned: Planned) -> Iterat
         if any(path.startswith(f"{above}.") for above in found):
             continue
         whole = ".".join(p for p in (prefix, path) if p)
-        name = _class_of(module)
+        name = class_name(module)
         if whole in known and isinstance(module, torch.jit.ScriptModule):
             continue
         if known.get(whole, "").replace(".Lazy", ".") != name.replace(".Lazy", "."):

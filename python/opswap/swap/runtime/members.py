@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from .purity import IMMUTABLE, USER, module_kind, owner
+from .purity import IMMUTABLE, USER, module_kind, owner, owner_of
 
 __all__ = [
     "BOUND",
+    "HEAP_TYPE",
     "MISSING",
     "PARTS",
     "attributes_of",
@@ -33,6 +34,7 @@ __all__ = [
     "owner_of_class",
     "slots_of",
     "static_attribute",
+    "static_base",
     "with_inner",
 ]
 
@@ -50,7 +52,7 @@ _ENTRIES = """
     static_attributes weakref
 """
 _MADE = frozenset(f"__{name}__" for name in _ENTRIES.split())
-_HEAP_TYPE = 1 << 9  # set by every class statement
+HEAP_TYPE = 1 << 9  # set by every class statement
 
 
 class MISSING:
@@ -74,7 +76,7 @@ def is_transparent(value: Any) -> bool:
     for cls in type(value).__mro__:
         if cls in (object, *_SEQUENCES, *_MAPPINGS, *_SETS, types.SimpleNamespace):
             continue
-        if not cls.__flags__ & _HEAP_TYPE or any(_is_made_in_c(n, v, cls) for n, v in vars(cls).items()):
+        if not cls.__flags__ & HEAP_TYPE or any(_is_made_in_c(n, v, cls) for n, v in vars(cls).items()):
             return False
         slots = sum(isinstance(v, types.MemberDescriptorType) for v in vars(cls).values())
         # A class statement adds at most a dict and a list of weak references.
@@ -161,7 +163,7 @@ def owner_of_class(cls: type) -> str:
 def is_added(value: Any) -> bool:
     """True for an entry that other code may have set in a library or a class of it, not for the library's own code."""
     if isinstance(value, types.FunctionType):
-        return owner(value.__code__.co_filename, value.__module__ or "") == USER
+        return owner_of(value) == USER
     wrappers = (property, staticmethod, classmethod, types.MemberDescriptorType, types.GetSetDescriptorType)
     if isinstance(value, (types.ModuleType, type, *BOUND, *_C_METHODS, *wrappers)):
         return False
@@ -186,10 +188,15 @@ def static_attribute(cls: type, name: str) -> Any:
     return MISSING
 
 
+def static_base(cls: type) -> type:
+    """The class written in C of which instances have the layout: object for most."""
+    return next(b for b in cls.__mro__ if not b.__flags__ & HEAP_TYPE)
+
+
 def is_read_by_user(cls: type) -> bool:
     """True if the methods of a class are all the user's own, so that a capture knows which attributes they read."""
     bases = (
-        b for b in cls.__mro__ if b.__flags__ & _HEAP_TYPE and b.__module__ not in ("abc", "enum", "typing")
+        b for b in cls.__mro__ if b.__flags__ & HEAP_TYPE and b.__module__ not in ("abc", "enum", "typing")
     )
     return all(owner_of_class(b) == USER for b in bases)
 
@@ -204,4 +211,4 @@ def is_asked(cls: type) -> bool:
     function = static_attribute(cls, "__getattribute__")
     if not isinstance(function, types.FunctionType):
         return False
-    return owner(function.__code__.co_filename, function.__module__ or "") == USER
+    return owner_of(function) == USER

@@ -16,7 +16,7 @@ import torch
 
 from .members import MISSING
 from .patched import unpatched
-from .purity import LAYERS, TORCH, owner
+from .purity import LAYERS, TORCH, owner_of
 from .snapshot import is_as
 from .virtual import LookUp, Virtual, look_up, virtual
 
@@ -199,7 +199,7 @@ def _describe(then: Any) -> tuple[str, Any]:
     if isinstance(then, ModuleType):
         return "object", f"module {then.__name__}"
     if isinstance(then, FunctionType):
-        if owner(then.__code__.co_filename, then.__module__ or "") in (LAYERS, TORCH):  # of any version
+        if owner_of(then) in (LAYERS, TORCH):  # of any version
             return "object", f"function {then.__module__}.{then.__qualname__}"
         return "object", f"function {then.__qualname__} {_digest(then.__code__)}"
     if isinstance(then, CodeType):

@@ -40,6 +40,8 @@ __all__ = [
     "is_query",
     "module_kind",
     "owner",
+    "owner_of",
+    "owner_of_frame",
     "refused_builtin",
 ]
 
@@ -190,6 +192,17 @@ def owner(file: str, module: str) -> str:
             else STATEFUL
         )
     return USER
+
+
+def owner_of(function: types.FunctionType) -> str:
+    """Whose code a function is."""
+    return owner(function.__code__.co_filename, function.__module__ or "")
+
+
+def owner_of_frame(frame: types.FrameType) -> str:
+    """Whose code runs in a frame."""
+    name = frame.f_globals.get("__name__", "")
+    return owner(frame.f_code.co_filename, name if isinstance(name, str) else "")
 
 
 def is_query(function: Any) -> bool:
