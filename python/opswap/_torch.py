@@ -574,8 +574,7 @@ def _version() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else LAST
 
 
-_NEW_SLOTS = _version() < (2, 13)
-_REFUSES_MODULES = _version() < (2, 13)
+_BEFORE_2_13 = _version() < (2, 13)
 
 
 def slots_are_new_objects() -> bool:
@@ -583,14 +582,14 @@ def slots_are_new_objects() -> bool:
 
     These methods in C are equal, not identical, before torch 2.13.
     """
-    return _NEW_SLOTS and torch.compiler.is_compiling()
+    return _BEFORE_2_13 and torch.compiler.is_compiling()
 
 
 def graph_refuses_modules() -> bool:
     """True if torch.compile traces, and ends with an internal error at a function marked as a constant whose argument
     is a module, as before torch 2.13.
     """
-    return _REFUSES_MODULES and torch.compiler.is_compiling()
+    return _BEFORE_2_13 and torch.compiler.is_compiling()
 
 
 def warn_of_version() -> None:

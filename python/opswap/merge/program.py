@@ -241,9 +241,7 @@ def _fill(value: Any, tensors: Sequence[Tensor]) -> Any:
 
 def plain_arguments(value: Any) -> Any:
     """Arguments of a graph as ordinary lists, tuples and dicts."""
-    if isinstance(value, (Ref, Slot)):
-        return value
-    if isinstance(value, torch.Size):
+    if isinstance(value, (Ref, Slot, torch.Size)):
         return value
     if isinstance(value, tuple):
         return tuple(plain_arguments(v) for v in value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-__all__ = ["Does", "functions_of", "names_of", "properties"]
+__all__ = ["Does", "functions_of", "names_of"]
 
 
 class Does(enum.Flag):
@@ -79,15 +79,6 @@ _NAMES = {does: frozenset(" ".join(rows).split()) for does, rows in _ROWS.items(
 def names_of(does: Does) -> frozenset[str]:
     """The names with at least one of these properties."""
     return frozenset().union(*(names for one, names in _NAMES.items() if one in does))
-
-
-def properties(name: str) -> Does:
-    """All that a call of this name does."""
-    found = Does(0)
-    for does, names in _NAMES.items():
-        if name in names:
-            found |= does
-    return found
 
 
 def functions_of(does: Does, modules: Iterable[object]) -> dict[object, str]:

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from opswap._torch import any_global_hook, functions_overridden
+from opswap.ops._stats import count_original
 from opswap.ops._switch import disabled_here
 
-from .guards import Record, capture_is_valid, count_fallback
+from .guards import Record, capture_is_valid
 from .instance_forward import fits, generated_forward, link_of, recipe_of
 from .plan_of import plan_of
 from .reasons import call_reason, failure, site_reason
@@ -57,7 +58,7 @@ def report_fallback(module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Record that a call of the module runs the original forward."""
     if torch.compiler.is_compiling():
         return
-    count_fallback(module)
+    count_original(type(module).__qualname__)
     heard = listener.get()
     if heard is not None:
         heard.module_missed(module, args, kwargs)
@@ -117,12 +118,17 @@ def declined(name: str, values: dict[str, Any]) -> None:
             _log.info("%s: the original operators run: %s", _name(module), why_declined(module, name, values))
 
 
-def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Why a call runs the original forward. An error on the way to a reason never reaches that forward."""
+def _switched_off() -> str:
+    """Why no generated code runs in this context, or ""."""
     if disabled_here():
         return _DISABLED
-    if functions_overridden():
-        return _OVERRIDDEN
+    return _OVERRIDDEN if functions_overridden() else ""
+
+
+def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Why a call runs the original forward. An error on the way to a reason never reaches that forward."""
+    if switched_off := _switched_off():
+        return switched_off
     try:
         return call_reason(module, args, kwargs)
     except Exception as error:
@@ -131,10 +137,8 @@ def why_missed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def why_declined(module: nn.Module, name: str, values: dict[str, Any]) -> str:
     """Why a function of the module's generated code runs the stock operators."""
-    if disabled_here():
-        return _DISABLED
-    if functions_overridden():
-        return _OVERRIDDEN
+    if switched_off := _switched_off():
+        return switched_off
     try:
         link = link_of(module)
         if not fits(module, link.cls):

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from opswap._torch import any_global_hook, fake_copy, graph_refuses_modules, is_ordinary, only_looking_hooks
 from opswap.nn.frozen import Replay
-from opswap.ops._stats import count_original
 
 from .instance_forward import without_links
 from .members import owner_of_class
@@ -32,7 +31,6 @@ __all__ = [
     "Record",
     "call_adds",
     "capture_is_valid",
-    "count_fallback",
     "hooked",
     "in_mode",
     "is_plain_tensor",
@@ -316,12 +314,6 @@ def unpackable(values: Any, number: int) -> None:
         raise ValueError(f"too many values to unpack (expected {number})")
     if found < number:
         raise ValueError(f"not enough values to unpack (expected {number}, got {found})")
-
-
-def count_fallback(module: nn.Module) -> None:
-    """Count a call that runs the original forward."""
-    if not torch.compiler.is_compiling():
-        count_original(type(module).__qualname__)
 
 
 def unhooked(*modules: nn.Module) -> bool:
