@@ -68,7 +68,7 @@ def _draw_training(row: SubFigure, task: Task) -> None:
 
 
 def _steps(learner: Learner) -> np.ndarray:
-    return np.arange(len(learner.losses)) + learner.first_step
+    return np.arange(len(learner.losses)) + 1
 
 
 def _draw_losses(axes: Axes, learners: Sequence[Learner]) -> None:

@@ -177,7 +177,7 @@ def _training_table(task: Task, outcome: Outcome) -> Table:
         accuracy = outcome.accuracies.get(learner.name)
         made.add_row(
             learner.name,
-            f"{learner.first_step}-{learner.first_step + len(learner.losses) - 1}",
+            f"1-{len(learner.losses)}",
             f"{learner.losses[0]:.2f} to {learner.losses[-1]:.2f}",
             "" if accuracy is None else f"{accuracy:.1f} %",
             *time_cells(learner.spread(skip=1), base),

@@ -71,7 +71,6 @@ class Learner:
         self.dtype = dtype
         self.model = model.to(memory_format=memory_format).train()
         self.memory_format = memory_format
-        self.first_step = 1
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self._criterion = criterion
@@ -187,7 +186,7 @@ def check_equal_parameters(stock: nn.Module, swapped: nn.Module) -> int:
 
 def check_finite(learner: Learner) -> None:
     """Raise DemoError if a loss is NaN or infinite."""
-    for step, loss in enumerate(learner.losses, learner.first_step):
+    for step, loss in enumerate(learner.losses, 1):
         if not math.isfinite(loss):
             raise DemoError(f"{learner.name}: the loss of step {step} is {loss!r}")
 
