@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-__all__ = ["make_progress", "progress_bar"]
+__all__ = ["Update", "make_progress", "progress_bar"]
 
-Update = Callable[[str, int, int], None]
+Update = Callable[[str, int, int], None]  # of what is done, the number of things done, and of all
 
 
 def make_progress(console: Console, **options: Any) -> Progress:

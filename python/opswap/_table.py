@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["line", "markdown", "milliseconds", "table", "times_faster"]
+__all__ = ["line", "markdown", "milliseconds", "short_name", "table", "times_faster"]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[int] = ()) -> list[str]:
@@ -30,6 +30,11 @@ def line(texts: Sequence[str], widths: Sequence[int], right: Collection[int] = (
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """The same as a table of Markdown."""
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+
+
+def short_name(value: object) -> str:
+    """The name of a dtype or a memory format, such as "float32"."""
+    return str(value).removeprefix("torch.")
 
 
 def milliseconds(time: float) -> str:

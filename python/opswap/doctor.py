@@ -14,6 +14,7 @@ import torch.nn.functional as T
 from torch import Tensor
 
 import opswap
+from opswap._table import short_name
 
 from . import functional as F
 from . import isa
@@ -52,7 +53,7 @@ def describe() -> dict[str, str]:
 
 
 def _describe_halves() -> str:
-    slow = [str(d).removeprefix("torch.") for d in (torch.bfloat16, torch.float16) if slow_dtype(d)]
+    slow = [short_name(d) for d in (torch.bfloat16, torch.float16) if slow_dtype(d)]
     if not slow:
         return "torch's own convolutions and products"
     return f"{' and '.join(slow)} computed in float32 by models that are swapped in 16 bits or under autocast"

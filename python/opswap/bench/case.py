@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from opswap.memory.switches import reuse_kept
 from .cold_caches import ColdCaches
 from .shares import shares
 
-__all__ = ["LAYOUTS", "Case", "measure"]
+__all__ = ["LAYOUTS", "Case", "measure", "shape_text"]
 
 LAYOUTS = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
 
@@ -27,6 +27,11 @@ Function = Callable[[], Any]
 
 # At least: of the comparison that a row reports, and of the one that finds the fastest stock form.
 _ROUNDS, _FIRST_ROUNDS = 9, 5
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape in a row: "16,24,56,56"."""
+    return ",".join(map(str, shape))
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO
 
 from opswap._progress import make_progress
 from opswap._table import line
 
-from .rows import HEAD, RIGHT, cells, is_slower
+from .rows import HEAD, RIGHT, Row, cells, is_slower
 from .selection import Selection
 
 __all__ = ["line_by_line", "live_table"]
 
-Row = dict[str, Any]
 Show = Callable[[Row], None]
 
 _NUMBER_WIDTH, _NAME_WIDTH = 7, 12

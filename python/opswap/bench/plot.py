@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["draw"]
+from .rows import Row
 
-Row = dict[str, Any]
+__all__ = ["draw"]
 
 _BAR_HEIGHT, _MARGIN = 0.22, 1.2
 _WIDTH = 11.0

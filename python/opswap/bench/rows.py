@@ -13,7 +13,7 @@ from typing import Any
 
 from opswap._table import milliseconds, times_faster
 
-__all__ = ["HEAD", "RIGHT", "Change", "cells", "changes", "is_slower", "key", "read", "to_csv"]
+__all__ = ["HEAD", "RIGHT", "Change", "Row", "cells", "changes", "is_slower", "key", "read", "to_csv"]
 
 Row = dict[str, Any]
 

@@ -20,11 +20,10 @@ from typing import Any
 from opswap.memory import reuse_freed
 
 from .case import measure
+from .rows import Row
 from .selection import ALLOCATIONS, Selection
 
 __all__ = ["BenchError", "Row", "measured_rows"]
-
-Row = dict[str, Any]
 
 
 class BenchError(RuntimeError):

@@ -25,7 +25,7 @@ from opswap._command_line import (
     positive_number,
     write_json,
 )
-from opswap._table import milliseconds, table, times_faster
+from opswap._table import milliseconds, short_name, table, times_faster
 from opswap._timing import Spread, ratio_spread, time_in_turn
 from opswap.finding.script import add_input, factory_step, load_model
 from opswap.ops._layout import to_channels_last
@@ -124,7 +124,7 @@ def _inputs(arguments: argparse.Namespace) -> Inputs:
 
 
 def _described(x: Tensor) -> str:
-    return f"{'x'.join(map(str, x.shape))} {str(x.dtype).removeprefix('torch.')}"
+    return f"{'x'.join(map(str, x.shape))} {short_name(x.dtype)}"
 
 
 def _check_inputs(model: nn.Module, inputs: Inputs) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import opswap
+from opswap._table import short_name
 
 from .task import Stage
 from .training import (
@@ -47,7 +48,7 @@ class Compared:
         self.stock = make("stock", copy.deepcopy(initial))
         self.exact = make("exact", swap_exactly(copy.deepcopy(initial)))
         self.optimized = make_optimized("optimized")
-        self.halves = [make_optimized(str(dtype).removeprefix("torch."), dtype) for dtype in dtypes]
+        self.halves = [make_optimized(short_name(dtype), dtype) for dtype in dtypes]
         self.learners = [self.stock, self.exact, self.optimized, *self.halves]
         self.report = opswap.report(self.optimized.model)
         self.equal_tensors = 0

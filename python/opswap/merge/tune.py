@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from opswap._draws import generators_kept
+from opswap._progress import Update
 from opswap._timing import medians_in_turn
 
 from . import costs
@@ -17,8 +18,6 @@ from .layers.conv import BranchConv
 from .measure import MODES, convolution_calls, measuring
 
 __all__ = ["tune"]
-
-Progress = Callable[[str, int, int], None]
 
 # Kernel, channels in and out, branches, images and the side of each: as branches have them behind a backbone.
 _KERNELS = (1, 3)
@@ -30,7 +29,7 @@ _MOST_WORK = 1 << 29
 _FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
-def tune(*, seconds: float = 0.05, progress: Progress | None = None) -> costs.Gains:
+def tune(*, seconds: float = 0.05, progress: Update | None = None) -> costs.Gains:
     """Time every way at many sizes, with one thread and with all, and keep the gains for this machine.
 
     Sets torch's number of threads, which new threads of the process inherit meanwhile, and puts it back. Other

@@ -24,6 +24,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from opswap._table import short_name
+
 __all__ = ["FACTOR", "Difference", "Score", "Terms", "difference", "same", "spread"]
 
 FACTOR = 4.0  # times the stock model's own error
@@ -202,7 +204,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def _kind(t: Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')}{tuple(t.shape)}"
+    return f"{short_name(t.dtype)}{tuple(t.shape)}"
 
 
 def _largest(t: Tensor) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from opswap._table import short_name
 from opswap._torch import tree_leaves, tree_map
 from opswap.memory import denormal_parameters, reuse_freed
 from opswap.memory import flush_denormals as set_flushing
@@ -213,7 +214,7 @@ class _Work:
         if self.memory_format is None:
             return None, "memory_format=None"
         if self.memory_format != "auto":
-            return self.memory_format, f"{_name(self.memory_format)}, as given"
+            return self.memory_format, f"{short_name(self.memory_format)}, as given"
         if isinstance(self.optimizer, torch.optim.LBFGS):
             return None, "torch.optim.LBFGS needs contiguous gradients"
         if _uninitialised(self.model):
@@ -309,10 +310,6 @@ def _uninitialised(model: nn.Module) -> bool:
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _name(memory_format: torch.memory_format) -> str:
-    return str(memory_format).removeprefix("torch.")
 
 
 def _check(model: Any, optimizer: Any, dtype: Any, example_inputs: Any, memory_format: Any) -> None:

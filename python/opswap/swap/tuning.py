@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._progress import Update
 from opswap._timing import ratio_spread, time_in_turn
 from opswap._torch import tree_leaves
 from opswap.ops._layout import CHANNELS_LAST
@@ -24,13 +25,11 @@ from .rules import DEFAULT, OPTIONAL, Rule
 
 __all__ = ["tune"]
 
-Progress = Callable[[str, int, int], None]
-
 _FORMATS = {"contiguous": {}, "channels_last": CHANNELS_LAST}
 
 
 def tune(
-    rules: Sequence[Rule] | None = None, *, rounds: int = 9, progress: Progress | None = None
+    rules: Sequence[Rule] | None = None, *, rounds: int = 9, progress: Update | None = None
 ) -> dict[str, dict[str, float]]:
     """Measure every rule that has an example against torch, and keep the result for this machine.
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from opswap._table import short_name
 from opswap.bench.case import LAYOUTS, Case
 from opswap.shapes import batch_images
 
@@ -40,7 +41,7 @@ def cases(batch: int) -> Iterator[Case]:
                 build = partial(_build, size, sides.tolist(), dtype, memory_format)
                 written = 3 * count * size * size * dtype.itemsize
                 moved = 3 * int(sides.prod(1).sum()) + written
-                short = str(dtype).removeprefix("torch.")
+                short = short_name(dtype)
                 shape, ours = f"{count},3,{size},{size}", {"opswap": layout}
                 yield Case(
                     "batch_images",

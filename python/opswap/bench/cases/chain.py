@@ -20,7 +20,7 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import Case
+from opswap.bench.case import Case, shape_text
 from opswap.ops.chain import MOST_WEIGHTS, Stage, folded_arguments, try_folded
 
 from .calls import DIRECTIONS, Step
@@ -74,13 +74,13 @@ def cases(batch: int) -> Iterator[Case]:
     """Every chain in float32."""
     for name, channels, side, plan in _CHAINS:
         shape = (batch, channels, side, side)
-        text = f"{','.join(map(str, shape))} {name}"
+        text = f"{shape_text(shape)} {name}"
         for direction in _DIRECTIONS:
             for case, other in (("conv_chain", "torch"), ("conv_chain, parts", "parts")):
                 build = partial(_build, shape, plan, direction, other)
                 yield Case(case, text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
         for images in sorted({batch, 1}, reverse=True):
-            text = f"{images},{','.join(map(str, shape[1:]))} {name}"
+            text = f"{images},{shape_text(shape[1:])} {name}"
             forms = (("conv_chain", "torch"), ("conv_chain, parts", "parts"), ("conv_chain, frozen", "torch"))
             for case, other in forms:
                 build = partial(_inference, (images, *shape[1:]), plan, other, case.endswith("frozen"))
@@ -90,7 +90,7 @@ def cases(batch: int) -> Iterator[Case]:
     for name, channels, size, *window in _DENSE:
         for images in sorted({batch, 1}, reverse=True):
             shape = (images, channels, *size)
-            text = f"{','.join(map(str, shape))} {name}"
+            text = f"{shape_text(shape)} {name}"
             large = channels * window[0] * math.prod(window[1]) > MOST_WEIGHTS
             for case in (
                 ("conv_folded, frozen",) if large and images == 1 else ("conv_folded", "conv_folded, frozen")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from opswap import functional as F
+from opswap._table import short_name
 from opswap.bench.case import LAYOUTS, Case
 
 __all__ = ["cases"]
@@ -59,7 +60,7 @@ def _each(
         for layout, memory_format in layouts.items():
             for direction in ("forward", "backward") if dtype.is_floating_point else ("forward",):
                 build = partial(_build, operators, inputs, dtype, memory_format, direction)
-                short = str(dtype).removeprefix("torch.")
+                short = short_name(dtype)
                 yield Case(name, shape, short, direction, build, {"opswap": layout}, payload)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from opswap import _core
 from opswap import functional as F
-from opswap.bench.case import Case
+from opswap.bench.case import Case, shape_text
 from opswap.ops._convolution import library_backward
 
 from .calls import DIRECTIONS, Step
@@ -49,7 +49,7 @@ def cases(batch: int) -> Iterator[Case]:
     """Every shape in float32."""
     for channels, height, width, outputs, taps, stride, padding in _SHAPES:
         shape = (batch, channels, height, width)
-        text = f"{','.join(map(str, shape))} -> {outputs} k{taps[0]}x{taps[1]} s{stride}"
+        text = f"{shape_text(shape)} -> {outputs} k{taps[0]}x{taps[1]} s{stride}"
         for direction in ("backward", "step"):
             build = partial(_build, shape, (outputs, channels, *taps), stride, padding, direction)
             yield Case("conv2d", text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)

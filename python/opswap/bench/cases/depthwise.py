@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as T
 
 from opswap import functional as F
-from opswap.bench.case import LAYOUTS, Case
+from opswap._table import short_name
+from opswap.bench.case import LAYOUTS, Case, shape_text
 
 from .calls import DIRECTIONS, Step
 
@@ -65,7 +66,7 @@ def cases(batch: int) -> Iterator[Case]:
         shape = (batch, channels, size, size)
         taps = (sides, sides) if isinstance(sides, int) else sides
         side = sides if isinstance(sides, int) else "x".join(map(str, sides))
-        text = f"{','.join(map(str, shape))} k{side} s{stride}" + f" d{dilation}" * (dilation > 1)
+        text = f"{shape_text(shape)} k{side} s{stride}" + f" d{dilation}" * (dilation > 1)
         inputs, outputs = torch.Size(shape).numel(), batch * channels * (-(-size // stride)) ** 2
         moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
         moved |= {"forward": moved["inference"], "step": sum(moved.values())}
@@ -75,7 +76,7 @@ def cases(batch: int) -> Iterator[Case]:
             yield Case(
                 "depthwise_conv2d",
                 text,
-                str(dtype).removeprefix("torch."),
+                short_name(dtype),
                 direction,
                 build,
                 {"opswap": layout},

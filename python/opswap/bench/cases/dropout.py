@@ -14,7 +14,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import LAYOUTS, Case
+from opswap._table import short_name
+from opswap.bench.case import LAYOUTS, Case, shape_text
 
 __all__ = ["cases"]
 
@@ -32,9 +33,9 @@ def cases(batch: int) -> Iterator[Case]:
                     continue
                 for direction in ("forward", "backward"):
                     build = partial(_build, shape, dtype, memory_format, direction)
-                    short = str(dtype).removeprefix("torch.")
+                    short = short_name(dtype)
                     payload = torch.Size(shape).numel() * dtype.itemsize
-                    text = ",".join(map(str, shape))
+                    text = shape_text(shape)
                     ours = {"opswap": layout}
                     yield Case(
                         "dropout", text, short, direction, build, ours, payload, 0.0, direction == "forward"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import opswap
 from opswap._dispatch_mode import DispatchMode
-from opswap.bench.case import Case
+from opswap.bench.case import Case, shape_text
 
 __all__ = ["cases"]
 
@@ -62,7 +62,7 @@ def cases(batch: int) -> Iterator[Case]:
                 build = partial(_build, make, form, layout, (images, 3, *size))
                 yield Case(
                     f"{name} {form}",
-                    ",".join(map(str, (images, 3, *size))),
+                    shape_text((images, 3, *size)),
                     "float32",
                     "step",
                     build,

@@ -17,7 +17,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import Case
+from opswap._table import short_name
+from opswap.bench.case import Case, shape_text
 
 from .calls import DIRECTIONS, Step
 
@@ -44,11 +45,11 @@ def cases(batch: int) -> Iterator[Case]:
     shapes += [("instance_norm", size, size[1]) for size in _INSTANCES]
     for name, (images, *image), groups in shapes:
         size = (max(1, images * batch // 32), *image)
-        text = ",".join(map(str, size)) + (f" g {groups}" if name == "group_norm" else "")
+        text = shape_text(size) + (f" g {groups}" if name == "group_norm" else "")
         for dtype, tolerance in _TOLERANCE.items():
             for direction in _DIRECTIONS:
                 build = partial(_build, name, size, groups, dtype, direction)
-                short = str(dtype).removeprefix("torch.")
+                short = short_name(dtype)
                 yield Case(
                     name,
                     text,

@@ -15,7 +15,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import Case
+from opswap._table import short_name
+from opswap.bench.case import Case, shape_text
 
 from .calls import DIRECTIONS, Step
 
@@ -48,8 +49,8 @@ def cases(batch: int) -> Iterator[Case]:
                     build = partial(_build, stock, size, dtype, direction)
                     yield Case(
                         name,
-                        ",".join(map(str, size)),
-                        str(dtype).removeprefix("torch."),
+                        shape_text(size),
+                        short_name(dtype),
                         direction,
                         build,
                         {"opswap": "NHWC"},

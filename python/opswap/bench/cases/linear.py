@@ -16,7 +16,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import Case
+from opswap._table import short_name
+from opswap.bench.case import Case, shape_text
 
 from .calls import DIRECTIONS, Step
 
@@ -39,12 +40,12 @@ def cases(batch: int) -> Iterator[Case]:
     for dtype in _TOLERANCE:
         for shape in _SHAPES:
             forms = partial(_uniform, *shape, dtype)
-            yield from _each("grouped_linear", ",".join(map(str, shape)), dtype, forms)
+            yield from _each("grouped_linear", shape_text(shape), dtype, forms)
         yield from _each("grouped_linear ragged", "1,80,512,1..20", dtype, partial(_ragged, *_RAGGED, dtype))
 
 
 def _each(name: str, shape: str, dtype: torch.dtype, forms: Callable[[], dict[str, Form]]) -> Iterator[Case]:
-    kind = str(dtype).removeprefix("torch.")
+    kind = short_name(dtype)
     for direction in ("inference", "step") if dtype is torch.float64 else _DIRECTIONS:
         build = partial(_build, forms, direction)
         yield Case(name, shape, kind, direction, build, {"opswap": "-"}, tolerance=_TOLERANCE[dtype])

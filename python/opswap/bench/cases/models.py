@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import opswap
-from opswap.bench.case import LAYOUTS, Case
+from opswap.bench.case import LAYOUTS, Case, shape_text
 from opswap.memory.switches import reuses_freed
 
 __all__ = ["NETWORKS", "Network", "cases", "compiled_cases", "step"]
@@ -88,7 +88,7 @@ def _pair(
     ours: Mapping[str, str],
 ) -> Iterator[Case]:
     images = batch * network.batches
-    shape = ",".join(map(str, (images, 3, *network.size)))
+    shape = shape_text((images, 3, *network.size))
     for direction, build in (("step", _steps), ("inference", _inferences)):
         run = partial(build, network, images, forms)
         training = direction == "step"

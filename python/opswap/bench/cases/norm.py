@@ -16,7 +16,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import LAYOUTS, Case
+from opswap._table import short_name
+from opswap.bench.case import LAYOUTS, Case, shape_text
 
 from .calls import DIRECTIONS, Step
 
@@ -39,7 +40,7 @@ def cases(batch: int) -> Iterator[Case]:
                 for direction, moved in _MOVED.items():
                     build = partial(_build, size, dtype, memory_format, direction)
                     payload = torch.Size(size).numel() * dtype.itemsize * moved // 2
-                    shape, short = ",".join(map(str, size)), str(dtype).removeprefix("torch.")
+                    shape, short = shape_text(size), short_name(dtype)
                     ours, keeps = {"opswap": layout}, direction == "forward"
                     yield Case(
                         "batch_norm_relu", shape, short, direction, build, ours, payload, tolerance, keeps

@@ -17,7 +17,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import LAYOUTS, Case
+from opswap._table import short_name
+from opswap.bench.case import LAYOUTS, Case, shape_text
 
 from .calls import DIRECTIONS, Step
 from .norm import away_from_the_kink, statistics
@@ -48,7 +49,7 @@ def cases(batch: int) -> Iterator[Case]:
                     outputs = T.max_pool2d(torch.empty(sizes, device="meta"), *window).numel()
                     payload = (inputs * read + outputs) * dtype.itemsize // 2
                     name = f"batch_norm_relu_max_pool k{window[0]}s{window[1]}"
-                    shape, short = ",".join(map(str, sizes)), str(dtype).removeprefix("torch.")
+                    shape, short = shape_text(sizes), short_name(dtype)
                     keeps = direction == "forward"
                     yield Case(
                         name, shape, short, direction, build, {"opswap": layout}, payload, tolerance, keeps

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from opswap.bench.case import Case
+from opswap.bench.case import Case, shape_text
 
 from .models import NETWORKS, Network
 
@@ -39,7 +39,7 @@ def cases(batch: int) -> Iterator[Case]:
     for name in _NETWORKS:
         network = NETWORKS[name]
         for images in sorted({1, batch * network.batches}):
-            shape = ",".join(map(str, (images, 3, *network.size)))
+            shape = shape_text((images, 3, *network.size))
             build = partial(_forms, network, images)
             ours = {"opswap frozen": "NHWC"}
             yield Case(name, shape, "float32", "deployed", build, ours, tolerance=_TOLERANCE)

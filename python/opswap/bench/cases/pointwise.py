@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as T
 
 from opswap import functional as F
-from opswap.bench.case import LAYOUTS, Case
+from opswap.bench.case import LAYOUTS, Case, shape_text
 from opswap.ops.pointwise import FEW_WEIGHTS
 
 from .calls import DIRECTIONS, Step
@@ -59,7 +59,7 @@ def cases(batch: int) -> Iterator[Case]:
         for direction in _DIRECTIONS:
             yield Case(
                 "pointwise_conv2d",
-                f"{','.join(map(str, shape))} -> {outputs}{suffix}",
+                f"{shape_text(shape)} -> {outputs}{suffix}",
                 "float32",
                 direction,
                 partial(_build, shape, outputs, stride, layout, direction),

@@ -17,7 +17,8 @@ import torch.nn.functional as T
 from torch import Tensor
 
 from opswap import functional as F
-from opswap.bench.case import LAYOUTS, Case
+from opswap._table import short_name
+from opswap.bench.case import LAYOUTS, Case, shape_text
 
 __all__ = ["cases"]
 
@@ -108,13 +109,13 @@ def _each(
     pools: Callable[[torch.memory_format], Mapping[str, Pool]],
     tolerance: float = 0.0,
 ) -> Iterator[Case]:
-    shape = ",".join(map(str, size))
+    shape = shape_text(size)
     for dtype in _DTYPES:
         for layout, memory_format in LAYOUTS.items():
             for direction in _DIRECTIONS:
                 build = partial(_build, pools, size, dtype, memory_format, direction)
                 payload = _payload(pools(memory_format)["opswap"], size, dtype)
-                short = str(dtype).removeprefix("torch.")
+                short = short_name(dtype)
                 ours = {"opswap": layout}
                 keeps = direction == "forward"
                 yield Case(name, shape, short, direction, build, ours, payload, tolerance, keeps)

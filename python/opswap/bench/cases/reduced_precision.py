@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import opswap
-from opswap.bench.case import Case
+from opswap.bench.case import Case, shape_text
 
 from .models import NETWORKS, Network, step
 
@@ -25,7 +25,7 @@ def cases(batch: int) -> Iterator[Case]:
     """Half the batch: the stock forms take ten times as long on CPUs without instructions for 16 bits."""
     for name, network in NETWORKS.items():
         images = max(1, batch // 2) * network.batches
-        shape = ",".join(map(str, (images, 3, *network.size)))
+        shape = shape_text((images, 3, *network.size))
         for dtype in ("bfloat16", "float16"):
             build = partial(_steps, network, images, getattr(torch, dtype))
             yield Case(

@@ -14,7 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from opswap.bench.case import LAYOUTS, Case
+from opswap._table import short_name
+from opswap.bench.case import LAYOUTS, Case, shape_text
 from opswap.swap import swap
 from opswap.swap.rule import Example, Sized
 from opswap.swap.rules import DEFAULT
@@ -74,8 +75,8 @@ def cases(batch: int) -> Iterator[Case]:
             for layout, memory_format in LAYOUTS.items():
                 yield Case(
                     name,
-                    ",".join(map(str, shape)),
-                    str(dtype).removeprefix("torch."),
+                    shape_text(shape),
+                    short_name(dtype),
                     "step",
                     partial(_build, module, name.split()[0], shape, dtype, memory_format),
                     {"opswap": layout},

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from opswap._table import short_name
 from opswap._torch import functorch_active
 from opswap.ops._layout import dense_strides
 
@@ -132,7 +133,7 @@ def install_input_format(model: nn.Module, memory_format: torch.memory_format) -
                 converted += [(t, t.data) for t in together]
                 _convert(together, stride)
         former = _remove_hook(model)
-        name = str(memory_format).removeprefix("torch.")
+        name = short_name(memory_format)
         hook = _InputFormat(name, before | former.before, former.optimizers)
         model.register_forward_pre_hook(hook, with_kwargs=True)
         model.register_forward_hook(_WriteBack(), with_kwargs=True)

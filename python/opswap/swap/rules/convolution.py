@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from opswap import functional as F
+from opswap._table import short_name
 from opswap.nn.chain import apply_pointwise
 from opswap.ops._convolution import BLOCK, strided_conv2d, taps_of
 from opswap.ops.conv import conv_able, module_window, why_kept
@@ -52,7 +53,7 @@ def _in_16_bits(module: nn.Module) -> str:
     dtype = module.weight.dtype
     if dtype.itemsize != 2:
         return ""
-    return f"a weight in {str(dtype).removeprefix('torch.')}: the kernels are for float32 and float64"
+    return f"a weight in {short_name(dtype)}: the kernels are for float32 and float64"
 
 
 def _declines_pointwise(module: nn.Module) -> str | None:

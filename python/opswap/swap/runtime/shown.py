@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from opswap._table import short_name
+
 __all__ = ["contiguous_images", "shown"]
 
 _SHORT = 80
@@ -16,7 +18,7 @@ _SHORT = 80
 def shown(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, Tensor):
-        kind = str(value.dtype).removeprefix("torch.")
+        kind = short_name(value.dtype)
         device = "" if value.is_cpu else f" on {value.device}"
         return f"{kind} {tuple(value.shape)}{_format(value)}{device}"
     if isinstance(value, nn.Module):
