@@ -37,7 +37,7 @@ Sections = Sequence[int] | None
 def reference(input: Tensor, weight: Tensor, bias: Tensor | None = None, sections: Sections = None) -> Tensor:
     """The operator in plain torch: one batched product, or one product per group if sections differ.
 
-    Args and returns: as `opswap::grouped_linear`, see `_define`.
+    Args and returns: as `opswap::grouped_linear`, see `operator` in _operators.py.
     """
     if sections is None:
         rows, columns = input.transpose(0, 1), weight.transpose(1, 2)

@@ -65,9 +65,9 @@ class Capture:
 
     Every node's meta has "owner", the path below root of the module whose forward made it, and "source", the
     "file:line" that did, or that module's class if it is one of torch's own; "unpacked" if the forward unpacks its
-    value: to how many names. `inlined` are the modules whose
-    calls are inlined; `arguments` are the captured parameters of the forward, the others kept their defaults; `lists`
-    contains those that are lists of tensors, which are several arguments of the graph.
+    value: to how many names. `inlined` are the modules whose calls are inlined; `arguments` are the captured parameters
+    of the forward, the others kept their defaults; `lists` contains those that are lists of tensors, which are several
+    arguments of the graph.
 
     The graph is the forward's if each of `guards`, graphs over the same arguments, gives True, and each of
     `size_guards`, which need the sizes of intermediate results, does so on tensors without data; and if root and all

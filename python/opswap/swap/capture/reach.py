@@ -98,9 +98,8 @@ class Reach:
     """What is reached from one module.
 
     refuse: makes the exception for a reason. names: attributes that code reads or writes; `look_for` adds to them;
-    loaded: those that it reads. classes: code
-    runs isinstance checks. functions: by their code. members: (class, name) under which a function
-    stands, by its id.
+    loaded: those that it reads. classes: code runs isinstance checks. functions: by their code. members: (class, name)
+    of each function, by the function's id.
     """
 
     def __init__(self, root: nn.Module, refuse: Callable[[str], Exception]) -> None:

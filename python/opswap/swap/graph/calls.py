@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Find regions of a graph that only move the elements of one tensor.
-
-A region starts at one tensor, the source, and holds nothing but views, copies, cuts, joins and arithmetic on
-sizes. What it computes is left to the proof: no name of a user's function or class is looked at.
-"""
+"""What a call of a graph is: movement, size or join; which nodes are reached; what writes in between."""
 
 from __future__ import annotations
 

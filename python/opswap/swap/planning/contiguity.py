@@ -2,8 +2,7 @@
 """Which code of a model needs contiguous tensors, which a shuffle written with view and transpose always returns.
 
 opswap's shuffle keeps channels_last, so a later `.view()` that worked on the stock model may fail. If a convolution is
-between
-the two, its weights decide as well: in a model whose weights are in channels_last, that view fails anyway.
+between the two, its weights decide as well: in a model whose weights are in channels_last, that view fails anyway.
 """
 
 from __future__ import annotations

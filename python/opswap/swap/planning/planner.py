@@ -446,7 +446,7 @@ class _Planner:
 
 
 def _with_advice(site: Site) -> Site:
-    """True if a region did not run because its sizes were not seen."""
+    """The site; its reason says to pass example inputs if the region did not run because its sizes were not seen."""
     unseen = site.reason.startswith(UNPROBED)
     return replace(site, reason=f"{site.reason}; pass example_inputs") if unseen else site
 

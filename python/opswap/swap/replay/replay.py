@@ -2,10 +2,9 @@
 """A module in evaluation: while nothing has changed, the kernels of a former call run, and no other code.
 
 The third call for inputs of one kind (dtype, sizes, strides) is recorded, see `recorder`: for small inputs, or if the
-module is frozen. From then on one comparison
-of everything that the call read stands for all conditions of the generated forwards below: the modules with their
-options, tensors and hooks, by identity (`nn.seal`); forwards and constants of classes; what code reads outside of the
-model; the weights that were folded, by the count of writes to them.
+module is frozen. From then on one comparison of everything that the call read replaces all conditions of the generated
+forwards below: the modules with their options, tensors and hooks, by identity (`nn.seal`); forwards and constants of
+classes; what code reads outside of the model; the weights that were folded, by the count of writes to them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """From a plan to the model.
 
-carry_out      change the model, completely or not at all
-code           the text of a new forward, and the class of the link that it is a method of
+code           a new forward for one module, and its own one back
+forward_text   the text around the captured code: arguments, conditions, the call of the original
 input_format   convert parameters and inputs to a memory format, and back
 """
