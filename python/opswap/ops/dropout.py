@@ -196,11 +196,7 @@ def _keep_mask(constants: tuple[Any, ...], tensors: Sequence[Tensor], _: Any) ->
     return tensors[1:], constants
 
 
-def _by_mask(grad: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
-    return _masked(grad, mask, scale, stride)
-
-
-linear_pair(_masked, _masked, _keep_mask, _by_mask)
+linear_pair(_masked, _masked, _keep_mask, _masked)
 _apply_plain = _masked.make_apply(lambda constants, input, mask: _apply_mask(input, mask, *constants))
 
 
@@ -268,7 +264,7 @@ _operator = Operator(
     batch=_drop_batch,
     tags=(torch.Tag.nondeterministic_seeded,),
 )
-linear_pair(_operator, _masked, _keep_drawn, _by_mask)
+linear_pair(_operator, _masked, _keep_drawn, _masked)
 
 
 def dropout_pays(input: Tensor) -> bool:

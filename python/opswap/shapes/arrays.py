@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from .. import _np
 from .._torch import empty_shared
-from .images import MODES, PaddedImages, batch_size, fill_values, fit
+from .images import PaddedImages, batch_size, check_options, fill_values, fit
 
 __all__ = ["batch_images"]
 
@@ -73,12 +73,7 @@ def batch_images(
         that the dtype cannot hold, and an `out` that does not fit or shares memory with an image. Nothing is written
         to `out` then.
     """
-    if mode not in MODES:
-        raise ValueError(f"batch_images: mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if memory_format not in (torch.contiguous_format, torch.channels_last):
-        raise ValueError(
-            f"batch_images: memory_format must be contiguous or channels_last, got {memory_format}"
-        )
+    check_options("batch_images", mode, memory_format)
     images = tuple(arrays)
     given, channels, originals = _np.examine(images)
     height, width = batch_size(

@@ -16,6 +16,7 @@ __all__ = [
     "MODES",
     "PaddedImages",
     "batch_size",
+    "check_options",
     "fill_values",
     "fit",
     "floating",
@@ -88,12 +89,7 @@ def pad_images(
         channels, an empty list, an image without pixels, sizes that are not positive, an image that is too large.
     """
     _check_images(images)
-    if mode not in MODES:
-        raise ValueError(f"pad_images: mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if memory_format not in (torch.contiguous_format, torch.channels_last):
-        raise ValueError(
-            f"pad_images: memory_format must be contiguous or channels_last, got {memory_format}"
-        )
+    check_options("pad_images", mode, memory_format)
     originals = tuple((int(x.shape[1]), int(x.shape[2])) for x in images)
     height, width = batch_size(originals, size, buckets=buckets, divisor=divisor, fit=mode != "error")
     fitted = [fit(x, height, width, mode) for x in images]
@@ -165,6 +161,14 @@ def batch_size(
     if found is not None:
         return found
     return choices[-1] if fit else _too_large(name, sizes, choices[-1], f"each of the buckets {choices}")
+
+
+def check_options(name: str, mode: str, memory_format: torch.memory_format) -> None:
+    """Raise ValueError for a mode or a memory format that `name`, the function that was called, does not have."""
+    if mode not in MODES:
+        raise ValueError(f"{name}: mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if memory_format not in (torch.contiguous_format, torch.channels_last):
+        raise ValueError(f"{name}: memory_format must be contiguous or channels_last, got {memory_format}")
 
 
 def _too_large(
