@@ -253,8 +253,8 @@ def test_a_file_without_the_module_of_a_helper(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_lost_never_stands() -> None:
-    assert outside.stands(outside.Outside())
-    assert not outside.stands(outside.Outside(lost=True))
+    assert outside.is_unchanged(outside.Outside())
+    assert not outside.is_unchanged(outside.Outside(lost=True))
 
 
 # --- compilers ---

@@ -14,7 +14,7 @@ from torch import nn
 from opswap import _core
 from opswap.swap.replay.watched import Watched, _entries
 from opswap.swap.runtime.members import MISSING
-from opswap.swap.runtime.outside import all_stand
+from opswap.swap.runtime.outside import all_unchanged
 from opswap.swap.runtime.snapshot import snapshot
 from opswap.swap.runtime.virtual import look_up
 
@@ -132,28 +132,28 @@ def test_changes_are_seen(change: str) -> None:
     world = World()
     watches = world.watches()
     watched = Watched(watches)
-    assert watched.stand() and all_stand(watches)
+    assert watched.is_unchanged() and all_unchanged(watches)
     CHANGES[change](world)
-    assert not watched.stand() and not all_stand(watches)
+    assert not watched.is_unchanged() and not all_unchanged(watches)
 
 
 def test_the_same_again_and_what_means_the_same() -> None:
     world = World()
     watched = Watched(world.watches())
     world.Class.own, world.Base.low = "y", 2
-    assert not watched.stand()
+    assert not watched.is_unchanged()
     world.Class.own, world.Base.low = "x", 1
-    assert watched.stand()
+    assert watched.is_unchanged()
     world.module.numbers = tuple([2, 6])  # noqa: C409, another object
-    assert watched.stand()
+    assert watched.is_unchanged()
     world.Class.unwatched = world.module.unwatched = 1
-    assert watched.stand()
+    assert watched.is_unchanged()
 
 
 def test_exporters_may_replace_the_look_up_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(World().watches())
     monkeypatch.setattr(nn.Module, "__getattr__", lambda *_: None)
-    assert watched.stand()
+    assert watched.is_unchanged()
 
 
 def test_most_are_looked_up_in_dictionaries() -> None:
@@ -226,11 +226,11 @@ def test_kinds_of_tensors() -> None:
 def test_names_that_shall_not_be_held() -> None:
     world = World()
     watched = Watched(world.watches(), ((world.module, ("enumerate", "len")), (world.Class, ())))
-    assert watched.stand()
+    assert watched.is_unchanged()
     world.module.len = len
-    assert not watched.stand()
+    assert not watched.is_unchanged()
     del world.module.len
-    assert watched.stand()
+    assert watched.is_unchanged()
     world.Class.own = "y"
     world.module.enumerate = enumerate
-    assert not watched.stand()
+    assert not watched.is_unchanged()

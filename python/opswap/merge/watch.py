@@ -21,7 +21,7 @@ from ..swap.runtime.differences import difference, outside_change
 from ..swap.runtime.guards import hooked
 from ..swap.runtime.instance_forward import without_links
 from ..swap.runtime.members import MISSING, is_plain
-from ..swap.runtime.outside import Outside, join, stands
+from ..swap.runtime.outside import Outside, is_unchanged, join
 from ..swap.runtime.snapshot import Wanted, is_as, snapshot
 from ..swap.runtime.state import INTERNAL, Reading, names_of_tensors
 from .layers import Unmerged
@@ -172,7 +172,7 @@ def holds(watched: Watch, root: nn.Module) -> bool:
             module = module._modules[name]
         if hooked(module) or type(module).forward is not _NO_FORWARD:
             return False
-    return stands(watched.outside)
+    return is_unchanged(watched.outside)
 
 
 def failure(watched: Watch, root: nn.Module) -> str:

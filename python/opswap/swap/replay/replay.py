@@ -29,7 +29,7 @@ from ..runtime.fallback import listener
 from ..runtime.guards import SET_METHODS
 from ..runtime.instance_forward import is_rewritten
 from ..runtime.members import MISSING
-from ..runtime.outside import Outside, join, stands
+from ..runtime.outside import Outside, is_unchanged, join
 from ..runtime.purity import LAYERS, TORCH, owner
 from ..runtime.state import State
 from .recorder import NotRecordedError, Recording, record
@@ -72,15 +72,15 @@ class _Plan:
     frozen: tuple[Frozen, ...]
     kept: tuple[Any, ...]
 
-    def stands(self, module: nn.Module) -> bool:
+    def is_unchanged(self, module: nn.Module) -> bool:
         """True if everything is as it was."""
         return (
             self.seals.hold((module,))
             and self.placed.hold()
             and self.held.hold()
             and list(map(_version_of, self.weights)) == self.writes
-            and self.watched.stand()
-            and (self.outside is None or stands(self.outside))
+            and self.watched.is_unchanged()
+            and (self.outside is None or is_unchanged(self.outside))
             and all(map(is_, map(_kept_by, self.frozen), self.kept))
         )
 
@@ -108,7 +108,7 @@ def replay(module: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, An
     plan = kept.plans.get(kind)
     if plan is not None:
         made = NotImplemented
-        if plan.stands(module):
+        if plan.is_unchanged(module):
             try:
                 made = plan.recording.run(*args)
             except Exception:  # the forward raises it again, or does not
@@ -170,7 +170,7 @@ def _record_if_due(
         with counted_by() as counted:
             plan = _plan(module, args, most)
         plan.recording.counts = tuple((*what, calls) for what, calls in counted.items())
-        made = plan.recording.run(*args) if plan.stands(module) else None
+        made = plan.recording.run(*args) if plan.is_unchanged(module) else None
         if made is None or not _is_equal(made, plan.recording.result):
             raise NotRecordedError("what was recorded gives another result")
     except NotRecordedError as error:

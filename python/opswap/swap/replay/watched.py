@@ -15,7 +15,7 @@ from torch import nn
 from opswap import _core
 
 from ..runtime.members import MISSING
-from ..runtime.outside import all_stand
+from ..runtime.outside import all_unchanged
 from ..runtime.snapshot import Plain, is_as
 from ..runtime.virtual import LookUp
 
@@ -63,7 +63,7 @@ class Watched:
         self._modules = tuple(modules.values())
         self._holders, self._names, self._values = zip(*same, strict=True) if same else ((), (), ())
 
-    def stand(self) -> bool:
+    def is_unchanged(self) -> bool:
         """True if they are what they were. First by identity, without code of Python for each."""
         now = map(getattr, self._holders, self._names, repeat(MISSING))
         same = (
@@ -73,8 +73,8 @@ class Watched:
             and all(map(is_, now, self._values))
         )
         if same:
-            return all_stand(self._alike)
-        return all_stand(self._all) and not any(name in held for held, name, _ in self._absent)
+            return all_unchanged(self._alike)
+        return all_unchanged(self._all) and not any(name in held for held, name, _ in self._absent)
 
 
 def _as_attribute(holder: Any, name: str, value: Any) -> tuple[Any, str, Any]:

@@ -21,7 +21,7 @@ from opswap.nn.frozen import Replay
 
 from .instance_forward import without_links
 from .members import owner_of_class
-from .outside import Outside, stands
+from .outside import Outside, is_unchanged
 from .purity import USER
 from .state import INTERNAL, State, unchanged
 
@@ -181,7 +181,7 @@ def capture_is_valid(module: nn.Module, *inputs: Any) -> bool:
                 return False
     if record.later is not None and (graph_refuses_modules() or later_conflict(module)):
         return False
-    return stands(record.outside)
+    return is_unchanged(record.outside)
 
 
 def later_conflict(module: nn.Module) -> str:

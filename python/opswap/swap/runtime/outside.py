@@ -20,7 +20,7 @@ from .purity import LAYERS, TORCH, owner_of
 from .snapshot import is_as
 from .virtual import LookUp, Virtual, look_up, virtual
 
-__all__ = ["Outside", "Scope", "all_stand", "join", "read", "stands"]
+__all__ = ["Outside", "Scope", "all_unchanged", "is_unchanged", "join", "read"]
 
 
 # What represents a class as a holder, by the numbers that pickles have for it.
@@ -52,7 +52,7 @@ class Outside:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By names; if a name gives something else when it is loaded, `stands` is False from then on."""
+        """By names; if a name gives something else when it is loaded, `is_unchanged` is False from then on."""
         try:
             packed = _pack(self)
             pickle.dumps(packed)
@@ -102,12 +102,12 @@ def read(holder: Any, name: str) -> Any:
         return MISSING
 
 
-def stands(outside: Outside) -> bool:
+def is_unchanged(outside: Outside) -> bool:
     """True if everything outside is as it was; torch.compile traces through it."""
-    return not outside.lost and all_stand(outside.watches) and _answers_stand(outside)
+    return not outside.lost and all_unchanged(outside.watches) and _answers_are_unchanged(outside)
 
 
-def all_stand(watches: Iterable[tuple[Any, str, Any]]) -> bool:
+def all_unchanged(watches: Iterable[tuple[Any, str, Any]]) -> bool:
     """The same of attributes alone."""
     for holder, name, then in watches:
         now = getattr(holder, name, MISSING)
@@ -116,7 +116,7 @@ def all_stand(watches: Iterable[tuple[Any, str, Any]]) -> bool:
     return True
 
 
-def _answers_stand(outside: Outside) -> bool:
+def _answers_are_unchanged(outside: Outside) -> bool:
     for holder, names in outside.shadows:
         for name in names:
             if name in holder.__dict__:
