@@ -15,8 +15,7 @@ from .table import Does, names_of
 
 __all__ = [
     "CONVOLUTION_CLASSES",
-    "asks_for_layout",
-    "asks_for_place",
+    "depends_on_layout",
     "draws",
     "draws_in",
     "is_flat",
@@ -25,6 +24,7 @@ __all__ = [
     "last_of",
     "needs_layout",
     "order_matters_behind",
+    "reads_memory_of",
 ]
 
 _STRIDES = names_of(Does.STRIDES)
@@ -41,7 +41,7 @@ _POOLS = (F.adaptive_avg_pool2d, F.adaptive_avg_pool3d, F.adaptive_max_pool2d, F
 _SAME_STRIDES = names_of(Does.SAME_STRIDES)
 
 
-def asks_for_layout(nodes: Iterable[Node]) -> bool:
+def depends_on_layout(nodes: Iterable[Node]) -> bool:
     """True if later code, before the next convolution or unknown module, may need these tensors to be contiguous."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     return any(needs_layout(user) for node in found for user in node.users)
@@ -65,7 +65,7 @@ def draws_in(module: nn.Module) -> bool:
     return isinstance(module, _DRAWING) and getattr(module, "p", 1) != 0
 
 
-def asks_for_place(nodes: Iterable[Node]) -> str:
+def reads_memory_of(nodes: Iterable[Node]) -> str:
     """A method by which later code reads strides or memory of these tensors, or of tensors made from them; else ""."""
     found = reached(nodes, lambda node: filter(_keeps_layout, node.users))
     names = (

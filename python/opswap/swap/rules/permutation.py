@@ -16,7 +16,7 @@ from opswap import functional as F
 from opswap.ops._layout import is_strided
 from opswap.ops.permutation import is_permutation, shuffle_groups, take_channels
 
-from ..graph.layout import asks_for_layout
+from ..graph.layout import depends_on_layout
 from ..rule import Refusal, Region, Replacement, Rule, Shapes, named
 from .channels.conditions import give_contiguous
 
@@ -76,7 +76,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         result = f"{function.__name__}(x0, {groups or order})"
     condition += f" and {'strides_fall' if region.main.target is operator.getitem else 'is_strided'}(x0)"
     contiguous = "give_contiguous((x0,))" if buffer or groups else ""
-    if contiguous and asks_for_layout(region.outputs):
+    if contiguous and depends_on_layout(region.outputs):
         condition += f" and {contiguous}"
     names = named(function, give_contiguous, indexes, is_strided, strides_fall)
     return Replacement(condition, result, names, contiguous)

@@ -14,7 +14,7 @@ from opswap import functional as F
 
 from ...graph.aliasing import escape_or_write
 from ...graph.calls import JOIN, REORDER, operation
-from ...graph.layout import asks_for_layout, asks_for_place
+from ...graph.layout import depends_on_layout, reads_memory_of
 from ...rule import Refusal, Region, Replacement, Rule, Shapes, named
 from .conditions import give_contiguous, within_proof
 from .proof import Shuffle, prove_shuffle
@@ -57,7 +57,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
     names = ", ".join(inputs) + ("," if len(inputs) == 1 else "")
     options = ", inverse=True" if shuffle.inverse else ""
     if shuffle.sections is not None:
-        asked = asks_for_place(region.outputs)
+        asked = reads_memory_of(region.outputs)
         if asked:
             raise Refusal(
                 f"code calls {asked}() on a part of the result, which a new tensor would answer differently"
@@ -72,7 +72,7 @@ def _prove(region: Region, shapes: Shapes) -> Replacement:
         result = f"channel_shuffle({inputs[0]}, {shuffle.groups}{options})"
     condition = _limits(inputs, shuffle)
     contiguous = f"give_contiguous(({names}))"
-    if asks_for_layout(region.outputs):
+    if depends_on_layout(region.outputs):
         condition += f" and {contiguous}"
     objects = {function.__name__: function, "within_proof": within_proof, "give_contiguous": give_contiguous}
     return Replacement(condition, result, objects, contiguous)
@@ -107,7 +107,7 @@ def _prove_identity(region: Region, shapes: Shapes) -> Replacement:
     if not shuffle.views:
         raise Refusal(f"it copies its input, and {writer} may write to the copy")
     contiguous, names = "x0.is_contiguous()", named(within_proof)
-    if any(operation(n) == "contiguous" for n in region.nodes) and not asks_for_layout(region.outputs):
+    if any(operation(n) == "contiguous" for n in region.nodes) and not depends_on_layout(region.outputs):
         result = f"x0.view_as(x0) if {contiguous} else x0.clone()"
         return Replacement(condition, result, names, contiguous)
     return Replacement(f"{condition} and {contiguous}", "x0.view_as(x0)", names)
