@@ -20,11 +20,11 @@ __all__ = [
     "REORDER",
     "argument",
     "graph_kinds",
-    "hazard",
     "joined_parts",
     "operation",
     "reached",
     "subject",
+    "write_between",
     "writes",
 ]
 
@@ -130,7 +130,7 @@ def joined_parts(node: Node) -> tuple[Node, ...]:
     return tuple(parts) if all(isinstance(p, Node) for p in parts) else ()
 
 
-def hazard(anchor: Node, ordered: tuple[Node, ...]) -> str:
+def write_between(anchor: Node, ordered: tuple[Node, ...]) -> str:
     """Code between the region's first view and its last node that may write to the source."""
     node = anchor
     while node is not ordered[-1]:

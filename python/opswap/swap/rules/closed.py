@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch.fx import Node
 
-from ..graph.calls import hazard
+from ..graph.calls import write_between
 from ..rule import Region
 
 __all__ = ["closed_region"]
@@ -18,5 +18,5 @@ def closed_region(inputs: tuple[Node, ...], nodes: Iterable[Node], main: Node) -
     ordered = tuple(sorted(set(nodes)))
     *inner, last = ordered
     leaks = any(not n.users.keys() <= set(ordered) for n in inner)
-    problem = "an intermediate result is used elsewhere" if leaks else hazard(ordered[0], ordered)
+    problem = "an intermediate result is used elsewhere" if leaks else write_between(ordered[0], ordered)
     return Region(inputs=inputs, nodes=ordered, outputs=(last,), anchor=last, main=main, problem=problem)

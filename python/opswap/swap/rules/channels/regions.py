@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from torch.fx import Graph, Node
 
-from ...graph.calls import JOIN, REORDER, graph_kinds, hazard, joined_parts, operation
+from ...graph.calls import JOIN, REORDER, graph_kinds, joined_parts, operation, write_between
 from ...rule import Region
 
 __all__ = ["FOREIGN_SIZES", "regions"]
@@ -128,7 +128,7 @@ def _with_cat(
             problem=problem,
         )
     anchor = next(n for n in ordered if n not in sizes)
-    problem = problem or hazard(anchor, ordered)
+    problem = problem or write_between(anchor, ordered)
     yield Region(
         inputs=(source,), nodes=ordered, outputs=outputs, anchor=anchor, main=mixing, problem=problem
     )

@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 
 from opswap import functional as F
 
-from ...graph.calls import hazard
+from ...graph.calls import write_between
 from ...graph.metadata import is_metadata
 from ...rule import Region, Replacement, Rule, Shapes, named
 from ..arithmetic import is_call
@@ -130,7 +130,7 @@ def _region(target: Node, writes: Sequence[Node], found: Sequence[_Write]) -> Re
     nodes = tuple(n for n in target.graph.nodes if n in inside)
     parameters = dict.fromkeys(p for w in found for p in (w.weight, w.bias) if p is not None)
     read = dict.fromkeys((found[0].source, *parameters))
-    problem = hazard(nodes[0], nodes) or _early_use(target, nodes)
+    problem = write_between(nodes[0], nodes) or _early_use(target, nodes)
     if target in read:
         problem = "the groups are read from the result itself"
     if any(not set(n.users) <= inside for n in inside.difference(writes)):
