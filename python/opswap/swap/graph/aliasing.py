@@ -16,7 +16,7 @@ from .calls import graph_kinds, operation, reached, writes
 from .metadata import joined_shape
 from .table import Does, functions_of, names_of
 
-__all__ = ["escape_or_write", "reads_only", "returns_tensor", "seen_apart"]
+__all__ = ["escape_or_write", "may_be_distinguished", "reads_only", "returns_tensor"]
 
 # They read their input, and what they return is new memory.
 _MODULES = {
@@ -86,7 +86,7 @@ def escape_or_write(source: Node, outputs: Iterable[Node]) -> str:
     return ""
 
 
-def seen_apart(part: Node, base: Node) -> bool:
+def may_be_distinguished(part: Node, base: Node) -> bool:
     """True if it matters whether `part` is a view of `base`: one of them is written to, then the other used."""
     kinds = graph_kinds(part.graph)
     ours = _sharing_after((part,), kinds)

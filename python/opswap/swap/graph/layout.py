@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
 
-from .aliasing import seen_apart
+from .aliasing import may_be_distinguished
 from .calls import reached, subject
 from .table import Does, names_of
 
@@ -104,7 +104,7 @@ def needs_layout(node: Node) -> bool:
     name = _name(node)
     if name in _VIEW_OR_COPY:
         base = subject(node)
-        return isinstance(base, Node) and seen_apart(node, base)
+        return isinstance(base, Node) and may_be_distinguished(node, base)
     return name in _STRIDES and not _only_splits(node, name)
 
 
