@@ -22,11 +22,11 @@ __all__ = [
     "FRESH",
     "OVER",
     "before_activation",
-    "bends_by_bias",
     "check_backward",
     "description",
     "fake",
     "given",
+    "gradient_reads_bias",
     "gradients",
     "operator",
     "run",
@@ -254,14 +254,14 @@ def stand_in(described: tuple[Any, ...] | None, input: Tensor) -> Tensor | None:
     return None if described is None else input.new_empty(described[0], dtype=described[1])
 
 
-def bends_by_bias(activation: str | None) -> bool:
+def gradient_reads_bias(activation: str | None) -> bool:
     """True if a gradient reads the values of the bias."""
     return activation is not None and activation not in _BY_TORCH
 
 
 def saved_last(activation: str | None, bias: Tensor | None, output: Tensor) -> Tensor | None:
     """What a gradient reads besides input, statistics and weight: nothing, the output, or the bias."""
-    if bends_by_bias(activation):
+    if gradient_reads_bias(activation):
         return bias
     return None if activation is None else output
 
@@ -290,7 +290,7 @@ def _keep(constants: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs:
 
 def _gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Tensor) -> Any:
     *settings, activation, described = settings
-    if not bends_by_bias(activation):
+    if not gradient_reads_bias(activation):
         *tensors, last = saved
         activation, grad_output = before_activation(activation, last, grad_output)
         saved = (*tensors, stand_in(described, tensors[0]))
@@ -303,7 +303,7 @@ def _tangent(saved: Sequence[Tensor | None], settings: tuple[Any, ...], *tangent
     *tensors, last = saved
     *options, activation, _ = settings
     of_affine = (tangents[0], *tangents[3:])
-    if bends_by_bias(activation):
+    if gradient_reads_bias(activation):
         return normalize_jvp(*saved, *options, activation, of_affine)
     tangent = normalize_jvp(*tensors, None, *options, None, of_affine)
     return before_activation(activation, last, tangent)[1]  # the slope multiplies a tangent too

@@ -34,8 +34,8 @@ from ._operators import (
     FRESH,
     OVER,
     before_activation,
-    bends_by_bias,
     given,
+    gradient_reads_bias,
     gradients,
     operator,
     run,
@@ -90,7 +90,7 @@ class BatchNormAct(Function):
         ctx.activation = activation
         ctx.save_for_backward(input, statistics, weight, saved_last(activation, bias, output))
         # If its values are not read, it may change before the backward.
-        ctx.bias = None if bends_by_bias(activation) else bias
+        ctx.bias = None if gradient_reads_bias(activation) else bias
         return output
 
     @staticmethod
@@ -99,7 +99,7 @@ class BatchNormAct(Function):
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
         activation, grad_output = before_activation(ctx.activation, saved[3], grad_output)
         settings, made = (ctx.training, ctx.eps, activation), NotImplemented
-        if not bends_by_bias(ctx.activation):
+        if not gradient_reads_bias(ctx.activation):
             saved = (*saved[:3], ctx.bias)
         if plain_eager() and not torch.is_grad_enabled():
             made = try_backward(*settings, needed, grad_output, *saved)
@@ -113,7 +113,7 @@ def _train(
 ) -> Tensor:
     """With a graph. The slope of most activations is found from the bias, so that autograd does not allow changes of it
     before the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
-    if not (_trains_bias_alone(*vectors[2:]) and bends_by_bias(activation)):
+    if not (_trains_bias_alone(*vectors[2:]) and gradient_reads_bias(activation)):
         return BatchNormAct.apply(training, momentum, eps, activation, input, *vectors)
     return activate(BatchNormAct.apply(training, momentum, eps, None, input, *vectors), activation)
 
@@ -131,7 +131,7 @@ def joins_activation(
     """
     if activation is None:
         return True
-    if not bends_by_bias(activation):
+    if not gradient_reads_bias(activation):
         return False
     in_two = activation in _IN_TWO and input.itemsize == 2
     return not (graph and (in_two or _trains_bias_alone(weight, bias)))

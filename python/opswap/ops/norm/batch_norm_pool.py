@@ -20,7 +20,7 @@ from .._function import DeclinedError, base_apply, needs_graph, plain_eager
 from .._layout import suggest_memory_format
 from .._stats import count_kernel
 from ..pool.max_pool import max_pool2d, max_pool_gradient
-from ._operators import bends_by_bias, gradients, try_backward
+from ._operators import gradient_reads_bias, gradients, try_backward
 from .batch_norm import batch_norm_act, joins_activation
 
 __all__ = ["batch_norm_act_max_pool2d"]
@@ -48,10 +48,10 @@ class BatchNormActMaxPool(Function):
             raise DeclinedError
         output, statistics, offsets, ctx.window = made
         ctx.training, _, ctx.eps, ctx.activation, *_, input, _, _, weight, bias = args
-        bends = bends_by_bias(ctx.activation)
+        reads_bias = gradient_reads_bias(ctx.activation)
         # As many tensors as both operations save, in their order: a checkpoint may run these at the second time.
-        ctx.save_for_backward(input, statistics, weight, bias if bends else None, offsets)
-        ctx.bias = None if bends else bias
+        ctx.save_for_backward(input, statistics, weight, bias if reads_bias else None, offsets)
+        ctx.bias = None if reads_bias else bias
         ctx.repays = _repays(input, output)
         ctx.nones = (None,) * (len(args) - 5)
         count_kernel(_NAME)
