@@ -20,7 +20,7 @@ from opswap.finding.mode import FinderMode
 from opswap.finding.source import is_user_file
 
 from .report import InputShapes, ShapesReport
-from .rewrites import Facts
+from .rewrites import Observed
 
 __all__ = ["detect"]
 
@@ -98,12 +98,12 @@ class _Watcher:
         self.locator, self.report = locator, report
         self._thread = threading.get_ident()
 
-    def note(self, op: str, size: int, moved: int, facts: Facts, frame: FrameType | None) -> None:
+    def note(self, op: str, size: int, moved: int, observed: Observed, frame: FrameType | None) -> None:
         """One call of an operator of the list."""
         if _is_of_a_library(frame):
             return
         origin = self.locator.locate(frame)
-        self.report.tally(op, origin, facts).add(size, moved)
+        self.report.tally(op, origin, observed).add(size, moved)
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Before a module's forward: the shapes of its tensors."""
@@ -178,7 +178,7 @@ def _tolist(self: Tensor) -> Any:
     """torch.Tensor.tolist, seen by `opswap.shapes.detect`."""
     for watcher in _Lists.watchers():
         moved = self.numel() * self.element_size()
-        watcher.note("tolist", self.numel(), moved, Facts("tolist"), sys._getframe(1))
+        watcher.note("tolist", self.numel(), moved, Observed("tolist"), sys._getframe(1))
     return _Lists._original(self)
 
 
@@ -210,19 +210,19 @@ class _Mode(FinderMode):
         return out
 
     def _look(self, op: str, args: tuple[Any, ...], out: Any, frame: FrameType | None) -> None:
-        facts = Facts(op)
+        observed = Observed(op)
         if op in _MASKED:
             masks = [i for i in args[1] if isinstance(i, Tensor) and i.dtype in _MASKS]
             if not masks:
                 return
             dims = sum(m.dim() for m in masks)
-            facts = Facts(op, dims, args[0].dim() - dims, args[0].is_floating_point())
+            observed = Observed(op, dims, args[0].dim() - dims, args[0].is_floating_point())
         if op == "loop" and not _iterates(frame):
             return
         if op == "repeat_interleave" and not isinstance(args[0], Tensor):
             return
         size, moved = _size(op, args, out)
-        self._watcher.note(op, size, moved, facts, frame)
+        self._watcher.note(op, size, moved, observed, frame)
 
 
 def _is_of_a_library(frame: FrameType | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from opswap.finding import Hidden, Origin, Report, Site, plural
 
-from .rewrites import Facts, advice, rewrite
+from .rewrites import Observed, advice, rewrite
 from .syntax import BRANCH, LOOP, SIZE, VALUE, role_of, statement_at
 
 __all__ = ["InputShapes", "ShapesReport", "ShapesSite", "Tally"]
@@ -44,7 +44,7 @@ class Tally:
 
     op: str
     origin: Origin
-    facts: Facts
+    observed: Observed
     count: int = 0
     bytes: int = 0
     sizes: Counter[int] = field(default_factory=Counter)
@@ -133,11 +133,11 @@ class ShapesReport(Report):
         self._tallies: dict[tuple[str, Origin], Tally] = {}
         self.inputs: dict[str, InputShapes] = {}
 
-    def tally(self, op: str, origin: Origin, facts: Facts) -> Tally:
+    def tally(self, op: str, origin: Origin, observed: Observed) -> Tally:
         """The counts of an operator at a line."""
         found = self._tallies.get((op, origin))
         if found is None:
-            found = self._tallies[op, origin] = Tally(op, origin, facts)
+            found = self._tallies[op, origin] = Tally(op, origin, observed)
         return found
 
     @property
@@ -215,7 +215,7 @@ class ShapesReport(Report):
         statement = statement_at(origin.file, origin.line)
         text = advised = ""
         if statement is not None and status != VALUE:
-            text, advised = rewrite(statement, tally.facts), advice(statement, tally.facts)
+            text, advised = rewrite(statement, tally.observed), advice(statement, tally.observed)
         hint = f"`{text}`" if text else advised or _ADVICE.get(tally.op) or _ADVICE.get(status, "")
         return ShapesSite.at(
             origin,

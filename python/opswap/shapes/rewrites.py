@@ -31,11 +31,11 @@ from .expressions import (
     without_bodies,
 )
 
-__all__ = ["Facts", "advice", "rewrite"]
+__all__ = ["Observed", "advice", "rewrite"]
 
 
 @dataclass(frozen=True)
-class Facts:
+class Observed:
     """What the run showed.
 
     op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects from behind those.
@@ -58,17 +58,17 @@ _LOSSES = {
 }
 
 
-def rewrite(statement: ast.stmt, facts: Facts) -> str:
+def rewrite(statement: ast.stmt, observed: Observed) -> str:
     """The statement's code with the first expression replaced that a rewrite knows; "" if none does.
 
     Of a compound statement only the first line is given.
     """
     tree = without_bodies(copy.deepcopy(statement))
-    if facts.op in _SELECTIONS and not masks_are_known(tree):
+    if observed.op in _SELECTIONS and not masks_are_known(tree):
         return ""
-    changed = _store(tree, facts) if facts.op in _SELECTIONS else None
+    changed = _store(tree, observed) if observed.op in _SELECTIONS else None
     if changed is None:
-        replacer = _Replacer(facts)
+        replacer = _Replacer(observed)
         changed = replacer.visit(tree)
         if not replacer.found:
             return ""
@@ -76,16 +76,16 @@ def rewrite(statement: ast.stmt, facts: Facts) -> str:
     return text.splitlines()[0]
 
 
-def advice(statement: ast.stmt, facts: Facts) -> str:
+def advice(statement: ast.stmt, observed: Observed) -> str:
     """What to do on a line that selects by one mask, in its own names, if no rewrite of it has the same value; "" for
     another line."""
     head = without_bodies(copy.deepcopy(statement))
-    stored = facts.op == "index_put"
+    stored = observed.op == "index_put"
     nodes = [n for n in ast.walk(head) if isinstance(n, ast.expr)]
     places = [selection_of(n) for n in nodes if stored or not isinstance(getattr(n, "ctx", None), ast.Store)]
     found = {ast.unparse(x): mask for x, mask in filter(None, places)}
     masks = {ast.unparse(mask) for mask in found.values()}
-    if facts.op not in _SELECTIONS or len(masks) != 1 or not masks_are_known(head):
+    if observed.op not in _SELECTIONS or len(masks) != 1 or not masks_are_known(head):
         return ""
     (x, mask), *others = found.items()
     if stored:
@@ -93,12 +93,12 @@ def advice(statement: ast.stmt, facts: Facts) -> str:
         if written is None:
             return ""
         x = ast.unparse(written[0])
-        return f"`{x} = torch.where({_mask(mask, facts)}, value, {x})`, with a value for every element"
+        return f"`{x} = torch.where({_mask(mask, observed)}, value, {x})`, with a value for every element"
     if others:
         names = " and ".join(f"`{name}`" for name in found)
         whole = f"keep all of {names}, and `{ast.unparse(mask)}` as a mask"
         return f"{whole}: torch.where, or opswap.shapes.losses with `valid={ast.unparse(mask)}`"
-    where = _mask(mask, facts) if facts.trailing else ast.unparse(mask)
+    where = _mask(mask, observed) if observed.trailing else ast.unparse(mask)
     return (
         f"keep all elements and the mask: `torch.where({where}, {x}, 0)`, "
         f"or a loss of opswap.shapes.losses with `valid={ast.unparse(mask)}`"
@@ -108,51 +108,51 @@ def advice(statement: ast.stmt, facts: Facts) -> str:
 class _Replacer(ast.NodeTransformer):
     """Replaces the outermost expression for which there is a rewrite."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, observed: Observed) -> None:
         self.found = False
-        self._facts = facts
+        self._observed = observed
 
     def visit(self, node: ast.AST) -> ast.AST:
         if self.found:
             return node
         if isinstance(node, ast.expr) and isinstance(getattr(node, "ctx", None) or ast.Load(), ast.Load):
-            text = _expression(node, self._facts)
+            text = _expression(node, self._observed)
             if text is not None:
                 self.found = True
                 return ast.parse(text, mode="eval").body
-        if isinstance(node, ast.Subscript) and self._facts.op == "item":
+        if isinstance(node, ast.Subscript) and self._observed.op == "item":
             value = self.visit(node.value)  # not the index, which reads the number again
             return ast.Subscript(value, node.slice, node.ctx)  # type: ignore[arg-type]
         return self.generic_visit(node)
 
 
-def _expression(node: ast.expr, facts: Facts) -> str | None:
+def _expression(node: ast.expr, observed: Observed) -> str | None:
     """The text that replaces one expression, None if there is none."""
-    for known in _BY_OPERATOR.get(facts.op, ()):
-        text = known(node, facts)
+    for known in _BY_OPERATOR.get(observed.op, ()):
+        text = known(node, observed)
         if text is not None:
             return text
     return None
 
 
-def _mask(mask: ast.expr, facts: Facts) -> str:
+def _mask(mask: ast.expr, observed: Observed) -> str:
     """The mask with as many dimensions as what it selects from."""
     text = text_of(mask)
-    return f"{text}[{', '.join(['...'] + ['None'] * facts.trailing)}]" if facts.trailing else text
+    return f"{text}[{', '.join(['...'] + ['None'] * observed.trailing)}]" if observed.trailing else text
 
 
 # --- the rewrites ---------------------------------------------------------------------------------------------------
 
 
-def _count_of_selection(node: ast.expr, facts: Facts) -> str | None:
+def _count_of_selection(node: ast.expr, observed: Observed) -> str | None:
     found = counted(node)
     chosen = selection_of(found) if found is not None else None
-    if chosen is None or (facts.trailing and "numel" in ast.unparse(node)):
+    if chosen is None or (observed.trailing and "numel" in ast.unparse(node)):
         return None
     return f"{text_of(chosen[1])}.sum()"
 
 
-def _reduction(node: ast.expr, facts: Facts, at_least: str = "") -> str | None:
+def _reduction(node: ast.expr, observed: Observed, at_least: str = "") -> str | None:
     """A reduction of a selection to one number or row; `at_least` bounds the number of elements of a mean."""
     call = call_of(node)
     chosen = selection_of(call[1][0]) if call is not None and call[1] else None
@@ -162,29 +162,29 @@ def _reduction(node: ast.expr, facts: Facts, at_least: str = "") -> str | None:
     dim = arguments[1] if len(arguments) == 2 else keywords.get("dim")
     if len(arguments) > 2 or set(keywords) - {"dim"} or (dim is not None and ast.unparse(dim) != "0"):
         return None
-    places = "0" if facts.mask_dims == 1 else str(tuple(range(facts.mask_dims)))
+    places = "0" if observed.mask_dims == 1 else str(tuple(range(observed.mask_dims)))
     inner = "" if dim is None else places
-    where = f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, 0)"
+    where = f"torch.where({_mask(mask, observed)}, {ast.unparse(x)}, 0)"
     if name in ("sum", "norm") and not (name == "norm" and dim is not None):
         return f"{where}.{name}({inner})"
     if name == "mean":
-        whole = facts.trailing and dim is None
-        count = f"{_mask(mask, facts)}.expand_as({ast.unparse(x)})" if whole else text_of(mask)
+        whole = observed.trailing and dim is None
+        count = f"{_mask(mask, observed)}.expand_as({ast.unparse(x)})" if whole else text_of(mask)
         return f"{where}.sum({inner}) / {count}.sum(){at_least}"
-    if name == "prod" and (dim is None or facts.mask_dims == 1):
-        return f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, 1).prod({inner})"
+    if name == "prod" and (dim is None or observed.mask_dims == 1):
+        return f"torch.where({_mask(mask, observed)}, {ast.unparse(x)}, 1).prod({inner})"
     if name in ("max", "min", "amax", "amin", "logsumexp") and (dim is None or name not in ("max", "min")):
-        if not facts.floating:
+        if not observed.floating:
             end = "max" if name in ("min", "amin") else "min"
             limit = f"torch.iinfo({text_of(x)}.dtype).{end}"
-            filled = f"torch.where({_mask(mask, facts)}, {ast.unparse(x)}, {limit})"
+            filled = f"torch.where({_mask(mask, observed)}, {ast.unparse(x)}, {limit})"
             return None if name == "logsumexp" else f"{filled}.{name}({inner})"
         sign = "" if name in ("min", "amin") else "-"
-        return f"{text_of(x)}.masked_fill(~{_mask(mask, facts)}, float('{sign}inf')).{name}({inner})"
+        return f"{text_of(x)}.masked_fill(~{_mask(mask, observed)}, float('{sign}inf')).{name}({inner})"
     return None
 
 
-def _loss(node: ast.expr, facts: Facts) -> str | None:
+def _loss(node: ast.expr, observed: Observed) -> str | None:
     call = call_of(node)
     if call is None or call[0] not in _LOSSES or len(call[1]) != 2:
         return None
@@ -195,12 +195,12 @@ def _loss(node: ast.expr, facts: Facts) -> str | None:
         return None
     options = "".join(f", {k}={ast.unparse(v)}" for k, v in call[2].items())
     x, target, mask = ast.unparse(chosen[0][0]), ast.unparse(chosen[1][0]), ast.unparse(chosen[0][1])
-    if call[0] == "cross_entropy" and facts.mask_dims > 1:
+    if call[0] == "cross_entropy" and observed.mask_dims > 1:
         return None
     return f"opswap.shapes.losses.{_LOSSES[call[0]]}({x}, {target}, {mask}{options})"
 
 
-def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
+def _store(statement: ast.AST, observed: Observed) -> ast.AST | None:
     """x[mask] = value and x[mask] += value."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target, value = statement.targets[0], statement.value
@@ -213,10 +213,10 @@ def _store(statement: ast.AST, facts: Facts) -> ast.AST | None:
     if chosen is None:
         return None
     x, mask = chosen
-    whole = _Whole(mask, facts).of(value)
+    whole = _Whole(mask, observed).of(value)
     if whole is None:
         return None
-    text = f"{ast.unparse(x)} = torch.where({_mask(mask, facts)}, {ast.unparse(whole)}, {ast.unparse(x)})"
+    text = f"{ast.unparse(x)} = torch.where({_mask(mask, observed)}, {ast.unparse(whole)}, {ast.unparse(x)})"
     return ast.parse(text).body[0]
 
 
@@ -227,8 +227,8 @@ class _Whole:
     gradient of what it leaves out by 0, which is NaN for an infinite one.
     """
 
-    def __init__(self, mask: ast.expr, facts: Facts) -> None:
-        self._facts, self._mask, self._guard = facts, ast.unparse(mask), _mask(mask, facts)
+    def __init__(self, mask: ast.expr, observed: Observed) -> None:
+        self._observed, self._mask, self._guard = observed, ast.unparse(mask), _mask(mask, observed)
 
     def of(self, node: ast.expr) -> ast.expr | None:
         """None if the result would differ."""
@@ -260,7 +260,7 @@ class _Whole:
         chosen = selection_of(arguments[0]) if arguments else None
         if chosen is not None and ast.unparse(chosen[1]) == self._mask:
             # Where nothing is selected nothing is stored, but a mean's gradient would be NaN.
-            text = _reduction(node, self._facts, ".clamp(min=1)")
+            text = _reduction(node, self._observed, ".clamp(min=1)")
             if text is not None:
                 return ast.parse(text, mode="eval").body
         if name not in ELEMENTWISE or not all(is_constant(k.value) for k in node.keywords):
@@ -285,7 +285,7 @@ class _Whole:
         return ast.parse(f"torch.where({self._guard}, {ast.unparse(whole)}, 1)", mode="eval").body
 
 
-def _count_of_nonzero(node: ast.expr, facts: Facts) -> str | None:
+def _count_of_nonzero(node: ast.expr, observed: Observed) -> str | None:
     found = counted(node)
     x = nonzero_argument(found) if found is not None else None
     if (
@@ -297,7 +297,7 @@ def _count_of_nonzero(node: ast.expr, facts: Facts) -> str | None:
     return None if "numel" in ast.unparse(node) else f"torch.count_nonzero({ast.unparse(x)})"
 
 
-def _nonzero(node: ast.expr, facts: Facts) -> str | None:
+def _nonzero(node: ast.expr, observed: Observed) -> str | None:
     x, call = nonzero_argument(node), call_of(node)
     if x is None or call is None:
         return None
@@ -309,7 +309,7 @@ def _nonzero(node: ast.expr, facts: Facts) -> str | None:
     return f"{fixed}.unbind(1)" if several else fixed
 
 
-def _count_of_unique(node: ast.expr, facts: Facts) -> str | None:
+def _count_of_unique(node: ast.expr, observed: Observed) -> str | None:
     found = counted(node)
     call = call_of(found) if found is not None else None
     if call is None or call[0] not in ("unique", "unique_consecutive") or len(call[1]) != 1 or call[2]:
@@ -320,7 +320,7 @@ def _count_of_unique(node: ast.expr, facts: Facts) -> str | None:
     return f"((ordered := {ordered})[1:] != ordered[:-1]).sum() + (ordered.numel() > 0)"
 
 
-def _bincount(node: ast.expr, facts: Facts) -> str | None:
+def _bincount(node: ast.expr, observed: Observed) -> str | None:
     call = call_of(node)
     if call is None or call[0] != "bincount" or len(call[1]) > 2:
         return None
@@ -332,14 +332,14 @@ def _bincount(node: ast.expr, facts: Facts) -> str | None:
     return f"torch.zeros({size}, dtype={holder}.dtype).index_add(0, {x}, {added})"
 
 
-def _repeat_interleave(node: ast.expr, facts: Facts) -> str | None:
+def _repeat_interleave(node: ast.expr, observed: Observed) -> str | None:
     call = call_of(node)
     if call is None or call[0] != "repeat_interleave" or "output_size" in call[2]:
         return None
     return f"{ast.unparse(node)[:-1]}, output_size=N)"
 
 
-def _choice(node: ast.expr, facts: Facts) -> str | None:
+def _choice(node: ast.expr, observed: Observed) -> str | None:
     """a if condition else b."""
     if not isinstance(node, ast.IfExp):
         return None
@@ -353,7 +353,7 @@ def _choice(node: ast.expr, facts: Facts) -> str | None:
     return f"torch.where({tensor_of(node.test)}, {ast.unparse(node.body)}, {ast.unparse(node.orelse)})"
 
 
-def _number(node: ast.expr, facts: Facts) -> str | None:
+def _number(node: ast.expr, observed: Observed) -> str | None:
     """x.item(), float(x) among tensors: the tensor itself will do, without its gradient."""
     if not isinstance(node, ast.BinOp):
         return None
@@ -361,7 +361,7 @@ def _number(node: ast.expr, facts: Facts) -> str | None:
     return None if text == ast.unparse(node) else text
 
 
-def _first_rows(node: ast.expr, facts: Facts) -> str | None:
+def _first_rows(node: ast.expr, observed: Observed) -> str | None:
     """x[:n].sum(): n, a number made of a tensor, becomes a mask. None if a sign or difference may make n negative,
     which counts from the end."""
     call = call_of(node)
@@ -383,7 +383,7 @@ def _first_rows(node: ast.expr, facts: Facts) -> str | None:
     return f"torch.where(({rows}).reshape(-1, *[1] * ({text_of(part.value)}.dim() - 1)), {x}, 0).sum()"
 
 
-_Rewrite = Callable[[ast.expr, Facts], "str | None"]
+_Rewrite = Callable[[ast.expr, Observed], "str | None"]
 _OF_SELECTIONS: tuple[_Rewrite, ...] = (_loss, _count_of_selection, _reduction)
 _BY_OPERATOR: dict[str, tuple[_Rewrite, ...]] = {
     "index": _OF_SELECTIONS,
