@@ -105,7 +105,7 @@ def explain(model: nn.Module, *inputs: Any, **keywords: Any) -> Explanation:
             record.conflict(module)
     record = _Recorder()
     shell = Shell(model, own=True, stock=False, call=record.call)
-    paths = {shell.twin(m): path for path, m in model.named_modules()}
+    paths = {shell.copy_of(m): path for path, m in model.named_modules()}
     watched = {m: path for m, path in paths.items() if is_rewritten(m) and replaces(m)}
     for module in watched:
         record.watch(module)

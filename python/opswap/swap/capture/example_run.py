@@ -85,7 +85,7 @@ class ModelInputs:
 
         copies = Shell(model, own=True, call=call)
         copies.root.eval()  # an override may return None
-        self._twin = copies.twin
+        self._copy_of = copies.copy_of
         with torch.no_grad(), draws_undone(), DryRuns(model).undone():
             copies.root(*copied_inputs(example_inputs))
         noting = False
@@ -118,7 +118,7 @@ class ModelInputs:
         left_out = _defaulted(module) if defaults else ()
         seen = {name: value for name, value in self._seen[module].items() if name not in left_out}
         real = len(seen) < len(self._seen[module])  # its modules may have been called with other sizes
-        return lambda: ExampleValues(self, self._twin(module), module, seen, real)
+        return lambda: ExampleValues(self, self._copy_of(module), module, seen, real)
 
     @contextmanager
     def running(
@@ -144,7 +144,7 @@ class ModelInputs:
         if inputs is None:
             return {}
         for real in (False, True):
-            recorder = _Recorder(self._twin(capture.root), graph=capture.graph)
+            recorder = _Recorder(self._copy_of(capture.root), graph=capture.graph)
             with suppress(Exception):
                 values = _by_placeholder(inputs)
                 given = [values[n.target] for n in capture.graph.nodes if n.op == "placeholder"]

@@ -112,8 +112,8 @@ class Shell:
         self._registered: set[int] = set()  # parameters and buffers, which the twins share
         self.root: nn.Module = self._module(model)
 
-    def twin(self, module: nn.Module) -> nn.Module:
-        """The twin of a module of the model, the module itself if it has none."""
+    def copy_of(self, module: nn.Module) -> nn.Module:
+        """The copy of a module of the model, the module itself if it has none."""
         return self._copies.get(id(module), module)
 
     def live(self, twin: Any) -> Any:
@@ -121,8 +121,8 @@ class Shell:
         return self._originals.get(id(twin), twin)
 
     def originals(self) -> list[nn.Module]:
-        """The modules of the model that have a twin."""
-        return [m for m in self._originals.values() if isinstance(m, nn.Module) and self.twin(m) is not m]
+        """The modules of the model that have a copy."""
+        return [m for m in self._originals.values() if isinstance(m, nn.Module) and self.copy_of(m) is not m]
 
     def _note(self, value: Any, twin: Any) -> Any:
         self._copies[id(value)] = twin
