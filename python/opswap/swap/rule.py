@@ -11,7 +11,21 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Node
 
-__all__ = ["UNPROBED", "Example", "Refusal", "Region", "Replacement", "Rule", "Shapes", "Sized"]
+__all__ = [
+    "UNPROBED",
+    "Example",
+    "Refusal",
+    "Region",
+    "Replacement",
+    "Rule",
+    "Shapes",
+    "Sized",
+    "argument_text",
+    "argument_texts",
+    "bound_arguments",
+    "calls_of",
+    "named",
+]
 
 Shapes = Mapping[Node, tuple[int, ...]]
 Sized = tuple[nn.Module, tuple[tuple[int, ...], ...]]  # a module and the sizes of its inputs
