@@ -25,6 +25,7 @@ def shuffled():
 instance = shuffled()
 plain = torch.nn.Linear(2, 2)
 number = lambda: 7
+needy = lambda classes: plain
 
 def broken():
     raise ModuleNotFoundError("No module named 'nowhere'", name="nowhere")
@@ -93,7 +94,9 @@ def test_scan_lists_the_sites_and_changes_nothing(
     ("target", "message"),
     [
         ("my_models:absent", "'my_models' has no 'absent'"),
-        ("my_models:number", "gave a int"),
+        ("my_models:number", "gave an object of type int"),
+        ("my_models:needy", "cannot be called without arguments: missing a required argument: 'classes'"),
+        ("./my_models.py:shuffled", "'./my_models.py' is not the name of a module"),
         ("my_modelz:shuffled", "no module 'my_modelz'"),
         ("my_models.inner:shuffled", "no module 'my_models.inner'"),
     ],

@@ -214,7 +214,7 @@ def test_a_factory_with_several_inputs(folder: Path, capsys: pytest.CaptureFixtu
         (("layout_nets:lossy",), "--input 32x3x224x224"),
         (("layout_nets:absent", "--input", "1x3x8x8"), "has no 'absent'"),
         (("layout_netz:lossy", "--input", "1x3x8x8"), "no module 'layout_netz'"),
-        (("layout_nets:number", "--input", "1x3x8x8"), "gave a int"),
+        (("layout_nets:number", "--input", "1x3x8x8"), "gave an object of type int"),
         (("layout_nets:lossy", "more", "--input", "1x3x8x8"), "'more'"),
         (("layout_nets:frozen", "--input", "1x3x8x8", "--backward"), "no output"),
         (("--input", "1x3", "--", "scripts/train.py"), "'scripts/train.py'"),

@@ -247,6 +247,22 @@ def test_the_callers_tensor_is_written_to(make: Callable[[], nn.Module], graph: 
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("make", WRITING.values(), ids=WRITING)
+@pytest.mark.parametrize("outside", [True, False])
+def test_the_callers_tensor_is_written_to_in_inference(make: Callable[[], nn.Module], outside: bool) -> None:
+    stock = make()
+    model = opswap.swap(copy.deepcopy(stock), memory_format=torch.channels_last)
+    found, given = [], images(2, 3, 6, 6)
+    for m in (model, stock):
+        with torch.inference_mode(not outside):
+            x = given.clone()
+        with torch.inference_mode():
+            found.append((m(x), x))
+        assert found[-1][0].is_inference()
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_each_argument_that_was_converted_is_written_to() -> None:
     model = opswap.swap(Centred(), memory_format=torch.channels_last)
     x, other = images(2, 3, 6, 6), images(2, 3, 6, 6).contiguous(memory_format=torch.channels_last)

@@ -242,6 +242,8 @@ def test_gradients_of_a_group_norm_and_of_nothing_else(exact: bool) -> None:
         ({"dtype": torch.float64}, False),
         ({"trained": False}, False),
         ({"planar": True}, False),
+        ({"single": True}, True),
+        ({"single": True, "channels": 16}, False),
     ],
     ids=str,
 )
@@ -253,6 +255,7 @@ def test_what_overruns(change: dict[str, Any], overruns: bool) -> None:
         "dtype": torch.float32,
         "trained": True,
         "planar": False,
+        "single": False,
     }
     options |= change
     channels, kernel = options["channels"], options["kernel"]
@@ -262,6 +265,9 @@ def test_what_overruns(change: dict[str, Any], overruns: bool) -> None:
     )
     if not options["planar"]:
         x = x.contiguous(memory_format=LAST)
+    if options["single"]:  # whose format is that of the weight, as for torch
+        x = x[0]
+        weight = weight.detach().to(memory_format=LAST).requires_grad_(options["trained"])
     assert gradient_overruns(x, weight, None, options["stride"]) == overruns
     bias = torch.zeros(4, requires_grad=True)  # torch computes both gradients together
     assert gradient_overruns(x, weight.detach(), bias, options["stride"]) == (

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
+import inspect
 import os
 import runpy
 import sys
@@ -174,6 +175,12 @@ def load_model(name: str) -> nn.Module:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module_name), attribute)
+    except TypeError:
+        if not module_name.startswith("."):
+            raise
+        raise UsageError(
+            f"{name!r}: {module_name!r} is not the name of a module, such as package.module"
+        ) from None
     except ModuleNotFoundError as missing:
         if missing.name is None or not f"{module_name}.".startswith(f"{missing.name}."):
             raise
@@ -182,10 +189,20 @@ def load_model(name: str) -> nn.Module:
         if hasattr(sys.modules.get(module_name), attribute):
             raise
         raise UsageError(f"{name!r}: {module_name!r} has no {attribute!r}") from None
-    model = found if isinstance(found, nn.Module) or not callable(found) else found()
+    model = found if isinstance(found, nn.Module) or not callable(found) else _called(name, found)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name!r} gave a {type(model).__name__}, not a torch.nn.Module")
+        raise UsageError(f"{name!r} gave an object of type {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def _called(name: str, factory: Callable[[], Any]) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as missing:
+        raise UsageError(f"{name!r} cannot be called without arguments: {missing}") from None
+    except ValueError:  # a function in C that does not say what it accepts
+        pass
+    return factory()
 
 
 def factory_step(model: nn.Module, inputs: tuple[Tensor, ...], *, backward: bool) -> Callable[[], None]:

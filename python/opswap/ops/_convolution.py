@@ -91,11 +91,12 @@ def _overruns(input: Any, weight: Any, stride: Any) -> bool:
         or input.dtype is not torch.float32
     ):
         return False
-    if input.dim() != 4 or weight.dim() != 4 or weight.shape[2] != 1 or weight.shape[3] != 1:
+    if input.dim() not in (3, 4) or weight.dim() != 4 or weight.shape[2] != 1 or weight.shape[3] != 1:
         return False
-    if not input.shape[1] == weight.shape[1] < BLOCK:
+    if not input.shape[-3] == weight.shape[1] < BLOCK:
         return False
-    return any(suggest_memory_format(t) is torch.channels_last for t in (input, weight))
+    batch = input.unsqueeze(0) if input.dim() == 3 else input
+    return any(suggest_memory_format(t) is torch.channels_last for t in (batch, weight))
 
 
 def _picks(stride: Any) -> bool:
@@ -125,6 +126,8 @@ def strided_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None, stride: P
     The output has the bits of torch's with AVX2 and AVX-512.
     """
     if gradient_overruns(input, weight, bias, stride):
+        if input.dim() == 3:
+            return strided_conv2d(input.unsqueeze(0), weight, bias, stride).squeeze(0)
         return torch_functional.conv2d(_picked(input, stride), weight, bias)
     return torch_functional.conv2d(input, weight, bias, stride)
 

@@ -10,9 +10,10 @@ import torch.nn.functional as torch_functional
 from torch import Tensor
 from torch.autograd import Function
 
+from opswap import _core
 from opswap._torch import functorch_active
 
-from .._function import base_apply, needs_graph, plain_cpu, tracing
+from .._function import base_apply, concrete_size, needs_graph, plain_cpu, tracing
 from .._layout import is_strided, suggest_memory_format
 from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups_backward
@@ -68,7 +69,8 @@ class GroupNorm(Function):
         input, mean, deviation, weight = ctx.saved_tensors
         mask = ctx.needs_input_grad[:3]
         grads: Any
-        if needs_graph((grad_output, *(t for t in (input, weight) if t is not None))):
+        given = (grad_output, *(t for t in (input, weight) if t is not None))
+        if needs_graph(given) or not _core.plain_tensors(given):  # among others, batched gradients
             grads = normalize_groups_backward(grad_output, input, weight, ctx.sizes[3], ctx.eps)
             grads = [g.to(input.dtype if weight is None else weight.dtype) for g in grads]
         else:
@@ -86,10 +88,16 @@ _apply = base_apply(GroupNorm)
 def torch_group_norm(
     input: Tensor, num_groups: int, weight: _Vector = None, bias: _Vector = None, eps: float = 1e-5
 ) -> Tensor:
-    """torch.nn.functional.group_norm where `gradient_missing` is true, with a right backward."""
+    """torch.nn.functional.group_norm where `gradient_missing` is true, with a right backward.
+
+    In graphs, traces and under torch.func of contiguous tensors, for which torch's backward is right.
+    """
     if not tracing() and plain_cpu([t for t in (input, weight, bias) if t is not None]):
         return _apply(input, weight, bias, num_groups, eps)
-    return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+    output = torch_functional.group_norm(input.contiguous(), num_groups, weight, bias, eps)
+    if not _compiling() and functorch_active():  # torch.vmap, which hides a dimension, cannot convert it
+        return output
+    return output.contiguous(memory_format=suggest_memory_format(input))
 
 
 def gradient_misread(input: Any) -> bool:
@@ -97,17 +105,18 @@ def gradient_misread(input: Any) -> bool:
 
     Seen with torch 2.13: the gradients are wrong then, without a word.
     """
-    if _compiling() or not torch.is_grad_enabled() or functorch_active() or tracing():
+    if not torch.is_grad_enabled() or not isinstance(input, Tensor) or not input.is_cpu:
         return False
-    return isinstance(input, Tensor) and input.is_cpu and input.dim() in (4, 5) and input.shape[0] == 1
+    return input.dim() in (4, 5) and concrete_size(input)[0] == 1
 
 
 def torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:
-    """torch.nn.functional.instance_norm, with contiguous gradients if it would misread others."""
+    """torch.nn.functional.instance_norm, with contiguous gradients if it would misread others.
+
+    They are contiguous behind a view of one dimension, in every graph and transform.
+    """
     output = torch_functional.instance_norm(input, *arguments)
-    if gradient_misread(input) and output.requires_grad:
-        output.register_hook(Tensor.contiguous)
-    return output
+    return output.flatten().view_as(output) if gradient_misread(input) else output
 
 
 def vector_misread(input: Any, *vectors: Any) -> bool:

@@ -7,6 +7,7 @@ What a forward writes to a converted argument in place is written to the caller'
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ref
@@ -78,8 +79,13 @@ class _InputFormat(_Hook):
         # vmap cannot convert a tensor of which it hides a dimension
         if not isinstance(value, Tensor) or not _has_format(value, memory_format) or functorch_active():
             return value
-        converted = value.contiguous(memory_format=memory_format)
-        if not _is_traced() and converted is not value and not converted.is_inference():
+        if _is_traced():
+            return value.contiguous(memory_format=memory_format)
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            converted = value.contiguous(
+                memory_format=memory_format
+            )  # no inference tensor, which counts no writes
+        if converted is not value:
             converted._opswap_given = ref(value), converted._version
         return converted
 

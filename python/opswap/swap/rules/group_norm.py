@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from opswap import functional as F
 from opswap import isa
 from opswap._torch import constant_in_graphs, functorch_active
+from opswap.ops._function import concrete_size
 from opswap.ops.norm import (
     gradient_misread,
     gradient_missing,
@@ -106,7 +107,9 @@ def instance_norm_able(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any
 
 
 def instance_norm_misread(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Any) -> bool:
-    """`gradient_misread`, for an input of a module's number of channels and dimensions."""
+    """`gradient_misread`, for an input of a module's number of channels and dimensions, or one image of it."""
+    if isinstance(input, Tensor) and input.dim() == _dimensions(module) - 1:
+        input = input.unsqueeze(0)
     return gradient_misread(input) and _of_module(module, input)
 
 
@@ -140,9 +143,34 @@ def fastest_instance_norm(
     return function(input, *vectors, use_input_stats, momentum, eps)
 
 
+def _dimensions(module: nn.InstanceNorm2d | nn.InstanceNorm3d) -> int:
+    return 4 if isinstance(module, nn.InstanceNorm2d) else 5
+
+
 def _of_module(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> bool:
-    own = 4 if isinstance(module, nn.InstanceNorm2d) else 5
-    return input.dim() == own and input.shape[1] == module.num_features
+    return input.dim() == _dimensions(module) and concrete_size(input)[1] == module.num_features
+
+
+def _apply(
+    function: Callable[..., Tensor], module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor
+) -> Tensor:
+    """As torch's modules call it."""
+    if input.dim() < _dimensions(module):
+        return _apply(function, module, input.unsqueeze(0)).squeeze(0)
+    by_input = module.training or not module.track_running_stats
+    momentum = 0.0 if module.momentum is None else module.momentum
+    running = (module.running_mean, module.running_var)
+    return function(input, *running, module.weight, module.bias, by_input, momentum, module.eps)
+
+
+def apply_instance_norm(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> Tensor:
+    """`fastest_instance_norm` with the options of a module."""
+    return _apply(fastest_instance_norm, module, input)
+
+
+def apply_torch_instance_norm(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> Tensor:
+    """`torch_instance_norm` with the options of a module."""
+    return _apply(torch_instance_norm, module, input)
 
 
 def _why_slower(fewest: Callable[..., int], input: Any, *arguments: Any) -> str:
@@ -183,21 +211,16 @@ _GROUP_MENDED = Replacement(
     f"torch_group_norm{_GROUP_ARGUMENTS}",
     named(group_norm_unsafe, torch_group_norm),
 )
-# As torch's modules call it.
-_ARGUMENTS = (
-    "(x0, m0.running_mean, m0.running_var, m0.weight, m0.bias, m0.training or not m0.track_running_stats,"
-    " 0.0 if m0.momentum is None else m0.momentum, m0.eps)"
-)
 _INSTANCE = Replacement(
     "(instance_norm_misread(m0, x0) or instance_norm_able(m0, x0))",
-    f"fastest_instance_norm{_ARGUMENTS}",
-    named(instance_norm_misread, instance_norm_able, fastest_instance_norm),
+    "apply_instance_norm(m0, x0)",
+    named(instance_norm_misread, instance_norm_able, apply_instance_norm),
     contiguous=_NEVER,
 )
 _MENDED = Replacement(
     "instance_norm_misread(m0, x0)",
-    f"torch_instance_norm{_ARGUMENTS}",
-    named(instance_norm_misread, torch_instance_norm),
+    "apply_torch_instance_norm(m0, x0)",
+    named(instance_norm_misread, apply_torch_instance_norm),
 )
 
 
