@@ -159,12 +159,12 @@ def group_norm(
     """
     if has_torch_function((input, weight, bias)):
         return handle_torch_function(group_norm, (input, weight, bias), input, num_groups, weight, bias, eps)
-    missing = gradient_missing(input, num_groups, weight, bias, eps)
     if not tracing():
         if not reference_forced() and group_norm_fits(input, num_groups, weight, bias, eps):
             return _operator(input, weight, bias, num_groups, eps)[0]
         if not _compiling():
             count_reference(_NAME)
+    missing = gradient_missing(input, num_groups, weight, bias, eps)
     function = torch_group_norm if missing else torch_functional.group_norm
     return function(input, num_groups, weight, bias, eps)
 

@@ -81,10 +81,9 @@ class _InputFormat(_Hook):
             return value
         if _is_traced():
             return value.contiguous(memory_format=memory_format)
+        # Not an inference tensor, which counts no writes.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            converted = value.contiguous(
-                memory_format=memory_format
-            )  # no inference tensor, which counts no writes
+            converted = value.contiguous(memory_format=memory_format)
         if converted is not value:
             converted._opswap_given = ref(value), converted._version
         return converted
