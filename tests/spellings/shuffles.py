@@ -43,6 +43,14 @@ def by_movedim(x: Tensor) -> Tensor:
     return torch.movedim(torch.unflatten(x, 1, (4, -1)), 1, 2).reshape(x.shape)
 
 
+def by_stack(x: Tensor) -> Tensor:
+    return torch.stack(x.chunk(2, 1), 2).flatten(1, 2)
+
+
+def by_stack_of_split(x: Tensor) -> Tensor:
+    return torch.stack(tensors=torch.split(x, x.size(1) // 2, dim=1), dim=2).reshape(x.shape)
+
+
 def inverse(x: Tensor) -> Tensor:
     b, c, h, w = x.size()
     return x.reshape(b, c // 2, 2, h, w).permute(0, 2, 1, 3, 4).reshape(b, c, h, w)
@@ -170,6 +178,8 @@ _BODIES = (
     by_permute,
     by_unflatten,
     by_movedim,
+    by_stack,
+    by_stack_of_split,
     inverse,
     merged_plane,
     start_of_block,

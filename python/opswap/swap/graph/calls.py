@@ -96,6 +96,8 @@ def _kind(node: Node, kinds: dict[Node, str]) -> str:
         return "size" if given == {"size"} else "opaque"
     if name in JOIN:
         parts = subject(node)
+        if isinstance(parts, Node):  # what a chunk returned, whole
+            return "tensor" if given == {"tuple"} else "opaque"
         static = isinstance(parts, (list, tuple)) and all(isinstance(p, Node) for p in parts)
         return "tensor" if static and given <= {"tensor", "opaque"} else "opaque"
     of = subject(node)
