@@ -84,6 +84,35 @@ static osw_pool_tensor pooled(const osw_norm_pool_job *job, void *base)
                              pixels ? p->channels : 1};
 }
 
+/* A tap of window `at` that is inside of the input, -1 if there is none. */
+static int64_t tap_inside(const osw_pool_dim *dim, int64_t at)
+{
+    const int64_t start = at * dim->stride - dim->padding;
+    const int64_t first = osw_max_int(-start, 0);
+    const int64_t end = osw_min_int(dim->input - start, dim->kernel);
+    return first < end ? first + driver_below(end - first) : -1;
+}
+
+/* Bytes that name taps inside of the input, and some that name none. What a tap outside of it gets
+ * depends on how the work is cut: a forward never names one. */
+static uint8_t *name_taps(driver *d, const osw_pool *pool, bool pixels)
+{
+    const osw_pool_dim *h = &pool->dims[HEIGHT], *w = &pool->dims[WIDTH];
+    const int64_t plane = h->output * w->output, taps = h->kernel * w->kernel;
+    const int64_t outputs = pool->images * pool->channels * plane;
+    uint8_t *offsets = driver_input(d, DRIVER_U8, outputs);
+    for (int64_t i = 0; i < outputs; i++) {
+        const int64_t position = pixels ? i / pool->channels % plane : i % plane;
+        const int64_t y = tap_inside(h, position / w->output),
+                      x = tap_inside(w, position % w->output);
+        const bool none = y < 0 || x < 0 || driver_below(8) == 0;
+        offsets[i] =
+            (uint8_t)(none ? taps + driver_below(UINT8_MAX + 1 - taps) : y * w->kernel + x);
+    }
+    driver_keep(d, offsets);
+    return offsets;
+}
+
 static void check_one(driver *d, osw_norm_form form, bool backward, bool training)
 {
     static const int64_t channels[] = {3, 8, 24, 65};
@@ -122,8 +151,7 @@ static void check_one(driver *d, osw_norm_form form, bool backward, bool trainin
         j->var = driver_output(d, DRIVER_F64, n->channels, DRIVER_EXACT);
     }
     if (backward) {
-        /* Any bytes: those that name no tap, too. */
-        p->offsets = pooled(&w.job, driver_input(d, DRIVER_U8, outputs));
+        p->offsets = pooled(&w.job, name_taps(d, p, form == OSW_NORM_PIXELS));
         p->grad_output = pooled(&w.job, driver_input(d, DRIVER_F32, outputs));
         n->dx =
             (osw_norm_tensor){driver_output(d, DRIVER_F32, n->images * image, DRIVER_EXACT), image};

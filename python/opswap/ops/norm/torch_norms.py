@@ -13,7 +13,7 @@ from torch.autograd import Function
 from opswap import _core
 from opswap._torch import functorch_active
 
-from .._function import base_apply, concrete_size, needs_graph, plain_cpu, tracing
+from .._function import base_apply, needs_graph, plain_cpu, tracing
 from .._layout import is_strided, suggest_memory_format
 from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups_backward
@@ -90,9 +90,12 @@ def torch_group_norm(
 ) -> Tensor:
     """torch.nn.functional.group_norm where `gradient_missing` is true, with a right backward.
 
-    In graphs, traces and under torch.func of contiguous tensors, for which torch's backward is right.
+    In graphs and under torch.func of contiguous tensors, for which torch's backward is right. torch.jit.trace, which
+    runs a model with and without gradients and compares the graphs, gets torch's operator.
     """
-    if not tracing() and plain_cpu([t for t in (input, weight, bias) if t is not None]):
+    if tracing():
+        return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+    if plain_cpu([t for t in (input, weight, bias) if t is not None]):
         return _apply(input, weight, bias, num_groups, eps)
     output = torch_functional.group_norm(input.contiguous(), num_groups, weight, bias, eps)
     if not _compiling() and functorch_active():  # torch.vmap, which hides a dimension, cannot convert it
@@ -105,9 +108,9 @@ def gradient_misread(input: Any) -> bool:
 
     Seen with torch 2.13: the gradients are wrong then, without a word.
     """
-    if not torch.is_grad_enabled() or not isinstance(input, Tensor) or not input.is_cpu:
+    if tracing() or not torch.is_grad_enabled() or not isinstance(input, Tensor) or not input.is_cpu:
         return False
-    return input.dim() in (4, 5) and concrete_size(input)[0] == 1
+    return input.dim() in (4, 5) and input.shape[0] == 1
 
 
 def torch_instance_norm(input: Tensor, *arguments: Any) -> Tensor:

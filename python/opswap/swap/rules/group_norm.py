@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from opswap import functional as F
 from opswap import isa
 from opswap._torch import constant_in_graphs, functorch_active
-from opswap.ops._function import concrete_size
 from opswap.ops.norm import (
     gradient_misread,
     gradient_missing,
@@ -148,7 +147,7 @@ def _dimensions(module: nn.InstanceNorm2d | nn.InstanceNorm3d) -> int:
 
 
 def _of_module(module: nn.InstanceNorm2d | nn.InstanceNorm3d, input: Tensor) -> bool:
-    return input.dim() == _dimensions(module) and concrete_size(input)[1] == module.num_features
+    return input.dim() == _dimensions(module) and input.shape[1] == module.num_features
 
 
 def _apply(
