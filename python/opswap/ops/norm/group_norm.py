@@ -159,11 +159,12 @@ def group_norm(
     """
     if has_torch_function((input, weight, bias)):
         return handle_torch_function(group_norm, (input, weight, bias), input, num_groups, weight, bias, eps)
-    if not tracing():
-        if not reference_forced() and group_norm_fits(input, num_groups, weight, bias, eps):
-            return _operator(input, weight, bias, num_groups, eps)[0]
-        if not _compiling():
-            count_reference(_NAME)
+    if tracing():
+        return torch_functional.group_norm(input, num_groups, weight, bias, eps)
+    if not reference_forced() and group_norm_fits(input, num_groups, weight, bias, eps):
+        return _operator(input, weight, bias, num_groups, eps)[0]
+    if not _compiling():
+        count_reference(_NAME)
     missing = gradient_missing(input, num_groups, weight, bias, eps)
     function = torch_group_norm if missing else torch_functional.group_norm
     return function(input, num_groups, weight, bias, eps)
@@ -200,7 +201,7 @@ def instance_norm(
     if has_torch_function((input, *vectors)):
         return handle_torch_function(instance_norm, (input, *vectors), input, *arguments)
     if tracing():
-        return torch_instance_norm(input, *arguments)
+        return torch_functional.instance_norm(input, *arguments)
     if instance_norm_fits(input, *vectors, use_input_stats, eps):
         # As torch's, which repeats the weight for every image: it may change before the backward.
         if weight is not None and needs_graph(given(input, weight, bias)):
