@@ -77,11 +77,11 @@ def records_graphs() -> bool:
     return _grad_enabled() and (_compiling() or not _inferring())  # torch.compile cannot trace the last
 
 
-def needs_graph(tensors: Iterable[Tensor]) -> bool:
-    """True if autograd must record an operator on these tensors."""
+def needs_graph(tensors: Iterable[Tensor | None]) -> bool:
+    """True if autograd must record an operator on these tensors; None is skipped."""
     if _grad_enabled():
         for t in tensors:  # a generator in any() takes four times as long
-            if t.requires_grad:
+            if t is not None and t.requires_grad:
                 return _compiling() or not _inferring()
     return False
 
@@ -110,7 +110,8 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     That is: `plain_eager`, and every tensor is an ordinary one on the CPU, no subclass, with memory, and no
     conjugate or negative view that is not yet carried out.
     """
-    return plain_eager() and _core.plain_tensors(tensors)
+    plain = not _compiling() and not reference_forced() and _core.plain_eager()
+    return plain and _core.plain_tensors(tensors)
 
 
 def without_subclasses(tensors: Sequence[Any]) -> list[Any] | None:

@@ -117,8 +117,8 @@ class Operator:
         self.name = schema.split("(")[0]
         inputs, results = schema.split("->")
         self._listed, self._lists = "Tensor[]" in inputs, "Tensor[]" in results
-        self._count = 1 if self._listed else inputs.count("Tensor ") + inputs.count("Tensor? ")
         self._optional = "Tensor?" in inputs
+        self._count = 1 if self._listed else inputs.count("Tensor ") + inputs.count("Tensor? ")
         self._kernel, self._reference = kernel, reference
         self._differentiable, self._resize, self._batch = differentiable, resize, batch
         self._join, self._split, self._in_forward_mode = join, split, in_forward_mode
@@ -207,7 +207,7 @@ class Operator:
             if nested_forward_mode():
                 return self._counted_reference(*args)
             tensors = args[0] if self._listed else args[: self._count]
-            if not (needs_graph(t for t in tensors if t is not None) or transforms_active()):
+            if not (needs_graph(tensors) or transforms_active()):
                 return below_autograd(self.overload, keys, args)
             with under_transforms():
                 outputs = apply(keys, args[self._count :], *tensors)

@@ -205,7 +205,7 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     if not chain_wins() or _trains_bias_alone(tensors):
         return NotImplemented
     try:
-        if needs_graph(t for t in tensors if t is not None):
+        if needs_graph(tensors):
             if any(t is not None and t.is_inference() for t in tensors):
                 return NotImplemented  # torch's error comes before running statistics move
             output = _apply(options, *tensors)
@@ -235,7 +235,7 @@ def try_folded(
             others; None for one call alone.
     Returns: (output, folded weights).
     """
-    if not plain_eager() or not chain_wins() or needs_graph(t for t in tensors if t is not None):
+    if not plain_eager() or not chain_wins() or needs_graph(tensors):
         return NotImplemented
     made = _core.plain_chain_folded(options, tensors, folded)
     if made is not NotImplemented:
@@ -261,7 +261,7 @@ def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
         return NotImplemented
     if any(t is not None and t.is_inference() for t in tensors):
         return NotImplemented
-    if needs_graph(t for t in tensors if t is not None):
+    if needs_graph(tensors):
         return _apply(options, *tensors)
     return run_watched(options, tensors)[0]
 

@@ -100,11 +100,15 @@ def _kernel(
     memory_format: torch.memory_format | None = None,
     output_mask: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    _check(tensors, groups, sections)
     if memory_format is None:
+        _check(tensors, groups, sections)
         memory_format = cat_memory_format(tensors)
     mask = None if output_mask is None else tuple(output_mask)
-    return list(_run((groups, tuple(sections), memory_format, mask), *tensors))
+    try:
+        return list(_run((groups, tuple(sections), memory_format, mask), *tensors))
+    except RuntimeError:
+        _check(tensors, groups, sections)  # which words the error
+        raise
 
 
 def _run(constants: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -187,9 +191,10 @@ def _gradient(
     for i, count in enumerate(sections):
         grad = next(given) if output_mask is None or output_mask[i] else None
         full.append(like.new_zeros((size[0], count, *size[2:])) if grad is None else grad)
-    mask = None if all(needed) else tuple(needed)
     inverse = max(sum(channels) // groups, 1)
-    results = iter(_operator(full, inverse, channels, memory_format, mask))
+    if all(needed):
+        return _operator(full, inverse, channels, memory_format, None)
+    results = iter(_operator(full, inverse, channels, memory_format, tuple(needed)))
     return [next(results) if wanted else None for wanted in needed]
 
 

@@ -27,6 +27,7 @@ from ._function import (
     DeclinedError,
     base_apply,
     concrete_size,
+    needs_graph,
     plain_cpu,
     records_graphs,
     seen_by_tracer,
@@ -260,23 +261,25 @@ def depthwise_fits(
     return fits and not _is_slower(input, weight)
 
 
-def _try_kernel(input: Any, weight: Any, bias: Any, *window: Any) -> Any:
+def _try_kernel(input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any) -> Any:
     """The output by the kernel, recorded for autograd if need be; NotImplemented if it does not support the call."""
     try:
-        if not _read_alike(input, weight):
+        cast = _is_autocast("cpu") and input.dtype is not torch.float64
+        if not cast and input.dtype is not weight.dtype:
             return NotImplemented
-        records = records_graphs() and (
-            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        )
+        records = _grad_enabled() and needs_graph((input, weight, bias))
         if records and (_transforms() or _is_tracing()):  # from which a Function would hide what it calls
             return NotImplemented
-        if _is_autocast("cpu") and input.dtype is not torch.float64:
-            if not _core.depthwise_fits(input, weight, bias, *window):
+        if cast:
+            if not _read_alike(input, weight):
+                return NotImplemented
+            if not _core.depthwise_fits(input, weight, bias, stride, padding, dilation):
                 return NotImplemented  # before a conversion in vain
             input = input.to(torch.get_autocast_dtype("cpu"))
             if records and weight.dtype is not input.dtype:
                 weight = weight.clone()  # as the copy that autocast makes, it may change before the backward
-        return (_apply if records else _core.plain_depthwise)(input, weight, bias, *window)
+        run = _apply if records else _core.plain_depthwise
+        return run(input, weight, bias, stride, padding, dilation)
     except (DeclinedError, AttributeError):
         return NotImplemented
 

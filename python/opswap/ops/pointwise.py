@@ -31,7 +31,6 @@ from ._function import (
     needs_graph,
     plain_cpu,
     plain_eager,
-    records_graphs,
     seen_by_tracer,
     tracing,
 )
@@ -168,16 +167,15 @@ class PointwiseConv2d(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         stride, mask = ctx.stride, ctx.needs_input_grad[:3]
-        window = (pair(stride), (0, 0), 1, mask)
         if not plain_eager() or needs_graph((grad_output, input, weight)):
-            return *library_backward(grad_output, input, weight, *window), None
+            return *library_backward(grad_output, input, weight, pair(stride), (0, 0), 1, mask), None
         gradients = _core.plain_pointwise_backward(grad_output, input, weight, stride, *mask)
         if gradients is NotImplemented and plain_cpu((grad_output,)):
             dense = grad_output.contiguous(memory_format=ctx.format)
             gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
         if gradients is NotImplemented:
             count_reference(f"{_NAME}_backward")
-            return *library_backward(grad_output, input, weight, *window), None
+            return *library_backward(grad_output, input, weight, pair(stride), (0, 0), 1, mask), None
         count_kernel(f"{_NAME}_backward")
         return *gradients, None
 
@@ -194,10 +192,7 @@ _operator = ConvolutionOperator(
 
 def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
     """The output, or NotImplemented if the kernels do not support these tensors."""
-    records = records_graphs() and (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    )
-    if not records:
+    if not needs_graph((input, weight, bias)):
         return _core.plain_pointwise(input, weight, bias, stride)
     if not plain_eager():  # Function.apply hides the tensors of a transform from the extension
         return NotImplemented

@@ -97,10 +97,11 @@ class BatchNormAct(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         needed = (ctx.needs_input_grad[4], *ctx.needs_input_grad[7:])
         saved = ctx.saved_tensors  # once: a checkpoint unpacks no tensor twice
-        activation, grad_output = before_activation(ctx.activation, saved[3], grad_output)
-        settings, made = (ctx.training, ctx.eps, activation), NotImplemented
-        if not gradient_reads_bias(ctx.activation):
+        activation, made = ctx.activation, NotImplemented
+        if not gradient_reads_bias(activation):
+            activation, grad_output = before_activation(activation, saved[3], grad_output)
             saved = (*saved[:3], ctx.bias)
+        settings = (ctx.training, ctx.eps, activation)
         if plain_eager() and not torch.is_grad_enabled():
             made = try_backward(*settings, needed, grad_output, *saved)
         if made is NotImplemented:
@@ -144,11 +145,11 @@ def _differentiable(
     if plain_cpu(given(input, *vectors)) and not transforms_active():
         # The dispatcher finds memory that the extension does not, and the operator words the errors.
         with contextlib.suppress(RuntimeError):
-            graph = needs_graph(given(input, *vectors[2:]))
+            graph = needs_graph((input, *vectors[2:]))
             return _train(*arguments) if graph else run(*arguments)[0]
     running, parameters = vectors[:2], vectors[2:]
     if training and (is_watched(input, *running) or is_checkpointed(input, *running)):
-        graph = needs_graph(given(input, *parameters))
+        graph = needs_graph((input, *parameters))
         return _train(*arguments) if graph else _moving(*arguments)[0]
     fixed = (None, None) if training else running
     output, statistics = operator(input, *fixed, *parameters, eps, activation)

@@ -204,7 +204,7 @@ def instance_norm(
         return torch_functional.instance_norm(input, *arguments)
     if instance_norm_fits(input, *vectors, use_input_stats, eps):
         # As torch's, which repeats the weight for every image: it may change before the backward.
-        if weight is not None and needs_graph(given(input, weight, bias)):
+        if weight is not None and needs_graph((input, weight, bias)):
             weight = weight.clone()
         return group_norm(input, input.shape[1], weight, bias, eps)
     if not _compiling():
