@@ -22,7 +22,7 @@ from .._layout import empty, suggest_memory_format
 from .._stats import count_reference, reference_forced
 from ._arguments import FLOATS, are_vectors
 from ._group_reference import normalize_groups, normalize_groups_backward
-from ._operators import given, wanted
+from ._operators import wanted
 from ._pair import Backward, Forward, make_pair
 from .torch_norms import gradient_missing, torch_group_norm, torch_instance_norm
 
