@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opswap import functional as F
 from opswap._torch import add_to_each, any_global_hook
 from opswap.ops._function import plain_eager, without_autocast
+from opswap.ops._layout import is_strided
 from opswap.ops.chain import try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
 from opswap.ops.reduced_precision import output_dtype, pointwise_or_float32
@@ -89,9 +90,8 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     if parts is None:
         return NotImplemented
     options, tensors, counters = parts
-    statistics = [norm if norm.running_mean is None else norm.running_mean for _, norm, _ in links]
-    shared = len({*map(id, statistics)}) < len(links) or len({*map(id, counters)}) < len(counters)
-    if shared:
+    moved = [t for t in tensors[3::5] if t is not None]
+    if len({*map(id, moved)}) < len(moved) or len({*map(id, counters)}) < len(counters):
         return NotImplemented  # a cumulative average would have to count in between
     _drop_frozen(links[0][0])
     output = None
@@ -142,6 +142,8 @@ def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLi
 
     NotImplemented if nothing was done, also for an input that would be converted in vain.
     """
+    if isinstance(input, Tensor) and input.dim() == 4 and is_strided(input) and input.stride(1) != 1:
+        return NotImplemented  # planes, which no chain reads
     if not _is_autocast("cpu"):
         return chain(input, links)
     if not input.is_contiguous(memory_format=torch.channels_last):

@@ -101,7 +101,9 @@ class ConvChain(Function):
         if made is NotImplemented:
             raise DeclinedError
         output, *kept = made
-        parameters = (None if i % PER_STAGE in (4, 0) and i else t for i, t in enumerate(tensors))
+        parameters: list[Tensor | None] = list(tensors)
+        for running in (4, 5):  # the statistics, which move
+            parameters[running::PER_STAGE] = [None] * len(options)
         ctx.options, ctx.count = options, len(tensors)
         ctx.save_for_backward(*parameters, *kept)
         return output
@@ -206,7 +208,7 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
         return NotImplemented
     try:
         if needs_graph(tensors):
-            if any(t is not None and t.is_inference() for t in tensors):
+            if any([t.is_inference() for t in tensors if t is not None]):  # noqa: C419, a list is faster
                 return NotImplemented  # torch's error comes before running statistics move
             output = _apply(options, *tensors)
         else:

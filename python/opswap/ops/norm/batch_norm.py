@@ -18,6 +18,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap._torch import dispatch_modes, without_transforms
 
 from .._function import (
+    base_apply,
     check_memory,
     needs_graph,
     plain_cpu,
@@ -109,14 +110,17 @@ class BatchNormAct(Function):
         return None, None, None, None, made[0], None, None, made[1], made[2]
 
 
+_apply = base_apply(BatchNormAct)
+
+
 def _train(
     training: bool, momentum: float, eps: float, activation: str | None, input: Tensor, *vectors: _Vector
 ) -> Tensor:
     """With a graph. The slope of most activations is found from the bias, so that autograd does not allow changes of it
     before the backward. Torch's batch norm keeps its weight alone: if only the bias is trained, it may change."""
     if not (_trains_bias_alone(*vectors[2:]) and gradient_reads_bias(activation)):
-        return BatchNormAct.apply(training, momentum, eps, activation, input, *vectors)
-    return activate(BatchNormAct.apply(training, momentum, eps, None, input, *vectors), activation)
+        return _apply(training, momentum, eps, activation, input, *vectors)
+    return activate(_apply(training, momentum, eps, None, input, *vectors), activation)
 
 
 def _trains_bias_alone(weight: _Vector, bias: _Vector) -> bool:

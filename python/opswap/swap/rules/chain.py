@@ -51,9 +51,8 @@ _ACTIVATIONS = ("relu", "relu6", "hardtanh", "hardswish")
 _FEWEST_STAGES = 2  # a single one gains little over its parts
 
 
-def _is_paired(module: nn.Conv2d) -> bool:
+def _are_pairs(*options: Any) -> bool:
     """True if each option is a pair, as nn.Conv2d makes them. Torch also accepts other forms, if assigned later."""
-    options = (taps_of(module), module.stride, module.padding, module.dilation)
     return all([type(option) is tuple and len(option) == 2 for option in options])  # noqa: C419, a list is faster
 
 
@@ -61,18 +60,18 @@ def is_link(module: nn.Module) -> bool:
     """True for a convolution that a chain may hold, by its options alone."""
     if type(module) is not nn.Conv2d or module.bias is not None or module.padding_mode != "zeros":
         return False
-    if not _is_paired(module):
+    taps, stride, padding, dilation = taps_of(module), module.stride, module.padding, module.dilation
+    inputs, outputs = module.in_channels, module.out_channels
+    if not _are_pairs(taps, stride, padding, dilation) or dilation != (1, 1):
         return False
-    side = taps_of(module)[0]
-    if not min(module.in_channels, module.out_channels) >= FEWEST_CHANNELS:
+    if not FEWEST_CHANNELS <= min(inputs, outputs) <= max(inputs, outputs) <= MOST_CHANNELS:
         return False
-    if max(module.in_channels, module.out_channels) > MOST_CHANNELS or module.dilation != (1, 1):
-        return False
-    if taps_of(module) != (side, side) or module.padding != (side // 2, side // 2):
+    side = taps[0]
+    if taps != (side, side) or padding != (side // 2, side // 2):
         return False
     if side == 1:
-        return module.groups == 1 and module.stride == (1, 1) and module.weight.numel() <= MOST_WEIGHTS
-    return side in (3, 5) and is_depthwise(module)
+        return module.groups == 1 and stride == (1, 1) and module.weight.numel() <= MOST_WEIGHTS
+    return side in (3, 5) and stride in ((1, 1), (2, 2)) and module.groups == inputs == outputs
 
 
 def is_foldable(module: nn.Module) -> bool:
@@ -81,13 +80,14 @@ def is_foldable(module: nn.Module) -> bool:
         return False
     if not FEWEST_CHANNELS <= module.out_channels <= MOST_CHANNELS or module.in_channels > MOST_CHANNELS:
         return False
-    if not _is_paired(module):
+    taps, padding = taps_of(module), module.padding
+    if not _are_pairs(taps, module.stride, padding, module.dilation):
         return False
     if module.groups == 1:
-        inside = all(p < k for p, k in zip(module.padding, taps_of(module), strict=True))
+        inside = all(p < k for p, k in zip(padding, taps, strict=True))
         return inside and module.weight.numel() <= MOST_FOLDED
-    side = taps_of(module)[0]
-    return side in (3, 5) and is_depthwise(module) and module.padding == (side // 2, side // 2)
+    side = taps[0]
+    return side in (3, 5) and is_depthwise(module) and padding == (side // 2, side // 2)
 
 
 def linked(count: int, *modules: nn.Module) -> bool:
