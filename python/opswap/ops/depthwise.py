@@ -75,7 +75,7 @@ class DepthwiseConv2d(Function):
         mask = ctx.needs_input_grad[:3]
         input, weight = ctx.saved_tensors
         if not _grad_enabled() and not reference_forced():
-            gradients = _kernel_backward(grad_output, input, weight, ctx.window, mask)
+            gradients = _kernel_backward(grad_output, input, weight, *ctx.window, *mask)
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
                 return (*gradients, None, None, None)
@@ -97,15 +97,15 @@ _DTYPES = (torch.float32, torch.float64, *HALVES)
 _SIDES = (1, 3, 5, 7, 9)
 
 
-def _kernel_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, window: Sequence[Pair], mask: Sequence[bool]
-) -> Any:
-    """The gradients of input, weight and bias that mask selects, or NotImplemented."""
-    run = _core.plain_depthwise_backward
-    gradients = run(grad_output, input, weight, *window, *mask)
+def _kernel_backward(grad_output: Tensor, *arguments: Any) -> Any:
+    """The gradients of input, weight and bias that are wanted, or NotImplemented.
+
+    Args: arguments: input, weight, stride, padding, dilation, and whether each gradient is wanted.
+    """
+    gradients = _core.plain_depthwise_backward(grad_output, *arguments)
     if gradients is NotImplemented and plain_cpu((grad_output,)):
         dense = grad_output.contiguous(memory_format=torch.channels_last)
-        gradients = run(dense, input, weight, *window, *mask)
+        gradients = _core.plain_depthwise_backward(dense, *arguments)
     return gradients
 
 

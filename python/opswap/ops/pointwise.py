@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 _NAME = "pointwise_conv2d"
+_NAME_BACKWARD = f"{_NAME}_backward"
 _DTYPES = (torch.float32, torch.float64)
 _compiling = torch.compiler.is_dynamo_compiling
 _autocast = torch.is_autocast_enabled
@@ -174,9 +175,9 @@ class PointwiseConv2d(Function):
             dense = grad_output.contiguous(memory_format=ctx.format)
             gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
         if gradients is NotImplemented:
-            count_reference(f"{_NAME}_backward")
+            count_reference(_NAME_BACKWARD)
             return *library_backward(grad_output, input, weight, pair(stride), (0, 0), 1, mask), None
-        count_kernel(f"{_NAME}_backward")
+        count_kernel(_NAME_BACKWARD)
         return *gradients, None
 
 

@@ -67,6 +67,7 @@ class PlainCall:
         keeps_values: bool = False,
     ) -> None:
         self._name, self._kernel = name, kernel
+        name_backward = f"{name}_backward"
 
         def forward(ctx: Any, kind: Any, input: Tensor, *arguments: Any) -> Tensor:
             made = self._kernel(kind, input, *arguments, True)
@@ -91,7 +92,7 @@ class PlainCall:
             if made is NotImplemented:
                 made = otherwise(*arguments)
             else:
-                count_kernel(f"{name}_backward")
+                count_kernel(name_backward)
             return None, made, *ctx.nones
 
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
