@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,3 +53,10 @@ def test_it_is_applied(silu: opswap.swap.Rule) -> None:
 def test_it_says_why_not(silu: opswap.swap.Rule) -> None:
     report = opswap.scan(Gated(twice=True), rules=(silu,))
     assert not report.swapped and report.kept[0].reason == "the gate is used elsewhere"
+
+
+@pytest.mark.parametrize("rules", [["conv_chain"], "conv_chain", [None]], ids=repr)
+@pytest.mark.parametrize("call", [opswap.swap, opswap.scan])
+def test_what_is_no_rule_is_refused(call: Callable[..., Any], rules: Any) -> None:
+    with pytest.raises(TypeError, match=r"rules: expected rules as in opswap\.swap\.rules\.DEFAULT, got"):
+        call(Gated(), rules=rules)

@@ -186,7 +186,11 @@ def _module(model: Any) -> nn.Module:
 
 def select_rules(rules: Sequence[Rule] | None, exact: bool) -> list[Rule]:
     """The rules given by the caller; of the default ones, those that are not slower on this machine."""
-    chosen = [r for r in (DEFAULT if rules is None else rules) if r.exact or not exact]
+    given = DEFAULT if rules is None else rules
+    for rule in given:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rules: expected rules as in opswap.swap.rules.DEFAULT, got {rule!r}")
+    chosen = [r for r in given if r.exact or not exact]
     return chosen if rules is not None else [_unless_slower(r) for r in chosen]
 
 
