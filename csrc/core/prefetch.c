@@ -8,7 +8,7 @@
 #endif
 
 int64_t osw_prefetch_ahead;
-bool osw_prefetch_strips = true;
+int64_t osw_prefetch_strips_bytes = 1 << 20;
 int64_t osw_stream_bytes;
 int64_t osw_stream_batch_bytes;
 
@@ -20,7 +20,7 @@ void osw_prefetch_detect(void)
         return;
     if (memcmp(vendor, "GenuineIntel", sizeof vendor) == 0) {
         osw_prefetch_ahead = 2048;
-        osw_prefetch_strips = false;
+        osw_prefetch_strips_bytes = 42 << 20;
         osw_stream_batch_bytes = 8 << 20;
     }
     if (memcmp(vendor, "AuthenticAMD", sizeof vendor) == 0)

@@ -230,7 +230,7 @@ KERNEL(depthwise_forward)(const osw_depthwise *d, int64_t begin, int64_t end, vo
     LOCAL(strip_fn) *const *strips = LOCAL(gathers)[strip_taps(d) / 2][d->stride - 1];
     struct LOCAL(strip) s = {.channels = d->channels,
                       .step = columns_apart(d) * d->channels,
-                      .asks = osw_prefetch_strips && LOCAL(is_large)(d),
+                      .asks = LOCAL(size_of)(d) >= osw_prefetch_strips_bytes,
                       .line_step = d->width * d->channels,
                       .row_step = d->out_width * d->channels,
                       .columns = d->width,
