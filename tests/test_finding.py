@@ -150,6 +150,17 @@ def test_parameters_and_modules_are_named_by_the_model_and_kept_by_nobody() -> N
     assert name(weight) == ""
 
 
+def test_models_that_follow_each_other_share_a_name() -> None:
+    """A loss module made in every step is the same finding in every step."""
+    locator = Locator()
+    names = [locator.module_name(nn.MSELoss(), None) for _ in range(5)]
+    kept = [nn.MSELoss() for _ in range(3)]
+    assert names == ["MSELoss"] * 5
+    assert [locator.module_name(m, None) for m in kept] == ["MSELoss", "MSELoss#2", "MSELoss#3"]
+    del kept[1]
+    assert locator.module_name(nn.MSELoss(), None) == "MSELoss#2"
+
+
 def test_bars_are_folded_but_marked_ones_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from opswap.finding import plot
 

@@ -145,7 +145,7 @@ class Locator:
     def __init__(self, model: nn.Module | None = None) -> None:
         self._names = _Names()
         self._parameters: dict[int, tuple[weakref.ref[Tensor], str]] = {}
-        self._roots: dict[str, int] = {}
+        self._roots: dict[str, list[weakref.ref[nn.Module]]] = {}  # by class
         self._origins: dict[tuple[Any, ...], Origin] = {}
         self._backwards: dict[Origin, Origin] = {}
         self._modules: dict[tuple[Any, ...], str] = {}  # of a line in a forward
@@ -288,9 +288,12 @@ class Locator:
         return name
 
     def _new_prefix(self, root: nn.Module) -> str:
+        """ "Net", or "Net#2" beside another one: a module that is made anew in every step keeps its name."""
         name = type(root).__name__
-        count = self._roots[name] = self._roots.get(name, 0) + 1
-        return name if count == 1 else f"{name}#{count}"
+        known = self._roots.setdefault(name, [])
+        place = next((i for i, other in enumerate(known) if other() is None), len(known))
+        known[place : place + 1] = [weakref.ref(root)]
+        return name if place == 0 else f"{name}#{place + 1}"
 
     def _name_all(self, root: nn.Module, prefix: str) -> None:
         for path, module in root.named_modules(prefix=prefix):
