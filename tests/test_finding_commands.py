@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,32 @@ def test_steps_files_and_strict(command: str, folder: Path, capsys: pytest.Captu
     )
     assert (folder / "out.png").read_bytes().startswith(b"\x89PNG")
     assert cli.main([command, "--strict", "--allow", "*", "--", "finding_nets.py"]) == 0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_script_may_leave_its_folder(command: str, folder: Path) -> None:
+    """As under python, its own path is absolute, and its lines are found."""
+    code = """
+import os, torch
+
+def step(x):
+    n = int(x.sum())
+    return x[:n]
+
+where = os.path.abspath(__file__)
+os.chdir("inner")
+assert os.path.abspath(__file__) == where
+step(torch.ones(3))
+"""
+    (folder / "inner").mkdir()
+    (folder / "inner" / "leaves.py").write_text(code)
+    here = os.getcwd()
+    try:
+        assert cli.main([command, "--json", "out.json", "--", os.path.join("inner", "leaves.py")]) == 0
+    finally:
+        os.chdir(here)
+    found = json.loads((folder / "out.json").read_text())
+    assert [s["status"] for s in found["sites"]] == (["size"] if command == "shapes" else [])
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -243,9 +243,10 @@ def _execute(target: Target) -> None:
             raise UsageError(f"there is no module {target.name!r}")
         runpy.run_module(target.name, run_name="__main__", alter_sys=True)
     else:
+        path = os.path.abspath(target.name)  # as python: the script may change the working directory
         sys.argv = [target.name, *target.arguments]
-        sys.path.insert(0, os.path.dirname(os.path.abspath(target.name)))
-        runpy.run_path(target.name, run_name="__main__")
+        sys.path.insert(0, os.path.dirname(path))
+        runpy.run_path(path, run_name="__main__")
 
 
 @contextlib.contextmanager
