@@ -24,6 +24,7 @@ from layout_models import (
     UNet,
     Volume,
     Windows,
+    conv,
     in_channels_last,
     line_of,
     only,
@@ -218,3 +219,67 @@ def test_volumes() -> None:
         assert "rule avg_pool3d" in site.hint
     restored = [s for s in report.sites if s.status == "restored"]
     assert {s.module for s in restored} == {"exit"}
+
+
+class BoxHead(nn.Module):
+    """Pooled features to boxes (N, K, 4), whose coordinates are stacked to (N, K, 2, 2) and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = conv(3, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        deltas = self.fc(self.conv(x).mean((2, 3)))
+        x1, y1 = deltas[:, 0::4], deltas[:, 1::4]
+        boxes = torch.stack((x1, y1, x1 + 1, y1 + 1), dim=2)
+        return torch.stack((boxes[..., 0::2], boxes[..., 1::2]), dim=3).reshape(boxes.shape)
+
+
+def test_coordinates_of_boxes_are_no_image() -> None:
+    model, x = in_channels_last(BoxHead(), *_SIZE)
+    with opswap.layout.check(model) as report, torch.no_grad():
+        model(x)
+    assert not report.findings, report
+
+
+class InPlace(nn.Module):
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.conv, self.other, self.in_place = conv(3, 8), conv(3, 8), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x)
+        y = torch.cat([y, y], 1)[:, :8]
+        if self.in_place:
+            y += self.other(x)  # here
+            return y
+        return y + self.other(x)
+
+
+def test_the_hint_on_a_slice_written_in_place_is_true() -> None:
+    model, x = in_channels_last(InPlace(in_place=True), *_SIZE)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    site = only(report, "needless", "backward")
+    assert site.line == line_of(InPlace) and "x = x + y" in site.hint
+    model, x = in_channels_last(InPlace(in_place=False), *_SIZE)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    assert not [s for s in report.findings if s.status == "needless"], report
+
+
+class OwnWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv(3, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = (self.conv.weight * 2).contiguous()
+        return nn.functional.conv2d(x, weight)
+
+
+def test_a_weight_that_the_forward_computes_is_not_said_to_be_the_model_s() -> None:
+    model, x = in_channels_last(OwnWeight(), *_SIZE)
+    with opswap.layout.check(model) as report, torch.no_grad():
+        model(x)
+    assert "weight.contiguous(memory_format=torch.channels_last)" in only(report, "copied inside").hint

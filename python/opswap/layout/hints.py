@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import Parameter
 
 from opswap.finding import Origin, line_text
 
@@ -178,10 +179,12 @@ def one_pixel_hint(call: Call, backward: bool) -> str:
     )
 
 
-def undone_hint(reader: str) -> str:
-    """A conversion without effect."""
+def undone_hint(reader: str, origin: Origin | None = None) -> str:
+    """A conversion without effect, of the operator at `origin`, and the operator that read its result."""
     if not reader:
         return "the tensor has this format already: drop the copy"
+    if origin is not None and origin.phase == "backward" and reader == "aten.copy_":
+        return "autograd copies the gradient of a slice that is written in place: write x = x + y in place of x += y"
     return f"drop it: {reader}, the next operator, brings the format back"
 
 
@@ -189,7 +192,10 @@ def weight_hint(name: str, weight: Tensor) -> str:
     """A convolution whose weight is contiguous while its input is not."""
     which = f"parameter {name}" if name else "its weight"
     target = "torch.channels_last" if weight.dim() == 4 else "torch.channels_last_3d"
-    return f"{which} {tuple(weight.shape)} is contiguous and copied in every call: model.to(memory_format={target})"
+    text = f"{which} {tuple(weight.shape)} is contiguous and copied in every call: model.to(memory_format={target})"
+    if isinstance(weight, Parameter):
+        return text
+    return f"{text}; if the forward computes the weight, weight.contiguous(memory_format={target})"
 
 
 def inside_hint(op: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 
 from opswap.finding import Locator, Origin
 
@@ -268,7 +269,8 @@ class Observer:
             if deliberate and outcome is conversion.before and outcome is not operand.format:
                 tally = conversion.tally
                 tally.take_back(conversion.bytes, conversion.nanoseconds)
-                needless = self._tally("needless", tally.op, tally.origin, lambda: undone_hint(call.name))
+                hint = partial(undone_hint, call.name, tally.origin)
+                needless = self._tally("needless", tally.op, tally.origin, hint)
                 needless.add(tuple(operand.tensor.shape), conversion.bytes, conversion.nanoseconds)
                 if mark.loss is not None:
                     mark.loss = needless  # what the reader pays to bring the format back is charged there
@@ -373,7 +375,7 @@ def _is_lost(operand: Operand) -> bool:
 def _is_image_again(result: Operand, mark: Mark) -> bool:
     if result.format is not Format.CONTIGUOUS:
         return False
-    return mark.spatial == () or tuple(result.tensor.shape[2:]) == mark.spatial
+    return tuple(result.tensor.shape[2:]) == mark.spatial
 
 
 def _is_slice_of(part: Operand, whole: Operand) -> bool:
