@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 
 from .. import _np
 from .._torch import empty_shared
-from .images import PaddedImages, batch_size, check_options, fill_values, fit
+from .images import PaddedImages, batch_size, check_options, fill_values, fit, listed
 
 __all__ = ["batch_images"]
 
@@ -74,13 +74,14 @@ def batch_images(
         to `out` then.
     """
     check_options("batch_images", mode, memory_format)
-    images = tuple(arrays)
+    images = tuple(listed("batch_images", "images", arrays))
     given, channels, originals = _np.examine(images)
     height, width = batch_size(
         originals, size, buckets=buckets, divisor=divisor, fit=mode != "error", name="batch_images"
     )
-    dtype, *factors = _factors(given, channels, _hashable(mean), _hashable(std), _hashable(scale), dtype)
-    padding = _padding(_hashable(value), channels, dtype)
+    numbers = (_numbers(n, v) for n, v in (("mean", mean), ("std", std), ("scale", scale)))
+    dtype, *factors = _factors(given, channels, *numbers, dtype)
+    padding = _padding(_numbers("value", value), channels, dtype)
     shape = (len(images), channels, height, width)
     batch = _empty(shape, dtype, memory_format) if out is None else _checked(out, shape, dtype, memory_format)
     modes, sizes = ("kept",) * len(images), originals
@@ -98,11 +99,15 @@ def batch_images(
     return PaddedImages(batch, sizes, originals, modes)
 
 
-def _hashable(values: Any) -> Any:
-    """Numbers as tuples, so that what is made of them can be kept for the next batch."""
+def _numbers(name: str, values: Any) -> Any:
+    """Numbers as tuples, so that what is made of them can be kept for the next batch. Raises: TypeError."""
     if isinstance(values, (np.ndarray, Tensor)):
         values = values.tolist()
-    return tuple(map(_hashable, values)) if isinstance(values, (list, tuple)) else values
+    if isinstance(values, (list, tuple)):
+        return tuple(_numbers(name, v) for v in values)
+    if isinstance(values, (dict, set)):
+        raise TypeError(f"batch_images: {name} must be a number or numbers, got {values!r}")
+    return values
 
 
 @functools.lru_cache(64)

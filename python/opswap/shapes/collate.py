@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from .arrays import batch_images
-from .images import PaddedImages, floating, pad_images
+from .images import PaddedImages, floating, listed, pad_images
 from .targets import PaddedTarget, pad_targets, per_box_fields
 
 __all__ = ["CollateFixed", "collate_fixed"]
@@ -84,7 +84,7 @@ def collate_fixed(
     """
     images: dict[str, Any] = {
         "size": size,
-        "buckets": buckets,
+        "buckets": None if buckets is None else listed("collate_fixed", "buckets", buckets),
         "divisor": divisor,
         "value": value,
         "mode": mode,

@@ -20,7 +20,9 @@ __all__ = [
     "fill_values",
     "fit",
     "floating",
+    "listed",
     "pad_images",
+    "pair",
     "unpad_images",
     "unpad_predictions",
 ]
@@ -88,6 +90,7 @@ def pad_images(
     Raises: TypeError for images that are not tensors, or of different dtypes or devices; ValueError for different
         channels, an empty list, an image without pixels, sizes that are not positive, an image that is too large.
     """
+    images = listed("pad_images", "images", images)
     _check_images(images)
     check_options("pad_images", mode, memory_format)
     originals = tuple((int(x.shape[1]), int(x.shape[2])) for x in images)
@@ -110,7 +113,10 @@ def unpad_images(padded: PaddedImages) -> list[Tensor]:
     """The images without their padding, as views (C, h, w) of the batch.
 
     They are exactly the tensors given to `pad_images`, but for images that it resized or cropped.
+
+    Raises: TypeError for anything but PaddedImages.
     """
+    _check_padded("unpad_images", padded)
     return [x[:, :h, :w] for x, (h, w) in zip(padded.images, padded.sizes, strict=True)]
 
 
@@ -121,8 +127,9 @@ def unpad_predictions(predictions: Sequence[dict[str, Any]], padded: PaddedImage
         (n, k, 2 or 3) are scaled, integers becoming float32, boxes also clipped to the image; `masks` (n, h, w) or
         (n, 1, h, w) lose their padding and get the image's size; the others stay as they are.
     Returns: new dicts.
-    Raises: ValueError if the numbers of predictions and of images differ.
+    Raises: ValueError if the numbers of predictions and of images differ; TypeError for anything but PaddedImages.
     """
+    _check_padded("unpad_predictions", padded)
     if len(predictions) != len(padded.sizes):
         raise ValueError(f"unpad_predictions: {len(predictions)} predictions for {len(padded.sizes)} images")
     return [_unpad_prediction(p, padded, i) for i, p in enumerate(predictions)]
@@ -147,14 +154,15 @@ def batch_size(
     heights, widths = zip(*sizes, strict=True)
     needed = max(heights), max(widths)
     if divisor is not None:
-        tall, wide = (-(-n // d) * d for n, d in zip(needed, _pair(name, "divisor", divisor), strict=True))
+        tall, wide = (-(-n // d) * d for n, d in zip(needed, pair(name, "divisor", divisor), strict=True))
         return tall, wide
     if size is not None:
-        choice = _pair(name, "size", size)
+        choice = pair(name, "size", size)
         if fit or _holds(choice, needed):
             return choice
         return _too_large(name, sizes, choice, f"size {choice}")
-    choices = sorted((_pair(name, "buckets", b) for b in buckets or ()), key=lambda b: (b[0] * b[1], b))
+    pairs = (pair(name, "buckets", b) for b in listed(name, "buckets", buckets))
+    choices = sorted(pairs, key=lambda b: (b[0] * b[1], b))
     if not choices:
         raise ValueError(f"{name}: buckets is empty")
     found = next((b for b in choices if _holds(b, needed)), None)
@@ -188,11 +196,26 @@ def _holds(size: tuple[int, int], needed: tuple[int, int]) -> bool:
     return size[0] >= needed[0] and size[1] >= needed[1]
 
 
-def _pair(name: str, option: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (value, value) if isinstance(value, int) else tuple(value)
-    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
+def pair(name: str, option: str, value: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width) of an option that has one number or both. Raises: ValueError."""
+    found = tuple(value) if isinstance(value, Iterable) else (value, value)
+    if len(found) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in found):
         raise ValueError(f"{name}: {option} must be a positive int or two of them, got {value!r}")
-    return pair
+    return found
+
+
+def listed(name: str, what: str, values: Any) -> list[Any]:
+    """The values of an iterable, which may be read once only. Raises: TypeError."""
+    try:
+        iterator = iter(values)
+    except TypeError:
+        raise TypeError(f"{name}: {what} must be several, such as a list, got {values!r}") from None
+    return list(iterator)
+
+
+def _check_padded(name: str, padded: Any) -> None:
+    if not isinstance(padded, PaddedImages):
+        raise TypeError(f"{name}: expected PaddedImages, got {type(padded).__name__}")
 
 
 def _check_images(images: Sequence[Tensor]) -> None:
@@ -201,6 +224,8 @@ def _check_images(images: Sequence[Tensor]) -> None:
     for i, x in enumerate(images):
         if not isinstance(x, Tensor):
             raise TypeError(f"pad_images: image {i} is a {type(x).__name__}, expected a tensor (C, h, w)")
+        if x.layout is not torch.strided:
+            raise TypeError(f"pad_images: image {i} is {x.layout}, expected a dense tensor (C, h, w)")
         if x.dim() != 3 or 0 in x.shape:
             raise ValueError(
                 f"pad_images: image {i} has the shape {tuple(x.shape)}, expected (C, h, w) with pixels"
@@ -229,7 +254,6 @@ def fill_values(
         fill = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError):
         raise TypeError(f"{name}: value must be a number or numbers, got {value!r}") from None
-    fill = fill.to(device)
     if fill.dim() > 1 or (fill.dim() == 1 and fill.shape[0] != channels):
         raise ValueError(f"{name}: value has {tuple(fill.shape)} entries for {channels} channels")
     if not (dtype.is_floating_point or dtype.is_complex) and not torch.equal(
@@ -238,7 +262,7 @@ def fill_values(
         raise ValueError(f"{name}: value {value!r} is not a number of {dtype}")
     if not torch.equal(fill.isinf(), fill.to(dtype).isinf()):
         raise ValueError(f"{name}: value {value!r} is too large for {dtype}")
-    return fill.to(dtype).reshape(-1, 1, 1)
+    return fill.to(device=device, dtype=dtype).reshape(-1, 1, 1)
 
 
 def fit(image: Tensor, height: int, width: int, mode: str) -> tuple[Tensor, str]:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .images import PaddedImages
+
 __all__ = ["Buckets", "SizeHistogram", "histogram"]
 
 _DISTINCT = 256  # sizes that are distinguished when buckets are chosen; more are rounded up to coarser steps
@@ -90,45 +92,73 @@ def histogram(loader: Iterable[Any], batches: int | None = None) -> SizeHistogra
     """Count the sizes of the images that a DataLoader, or any iterable of batches, yields.
 
     A batch is a tensor (N, C, H, W), a list of tensors (C, h, w), or a tuple, list or dict that holds one of these
-    first; a sample (C, h, w), alone or first in a tuple, counts as one image. opswap's PaddedImages count with the
-    sizes of their content.
+    first; or a list of samples, which are tuples or dicts with one image each. A sample (C, h, w), alone or first in a
+    tuple, counts as one image. opswap's PaddedImages count with the sizes of their content.
 
     Args: batches: how many to read; None is all of them.
-    Raises: TypeError for a batch in which no images are found.
+    Raises: TypeError for a batch in which no images are found, and a loader that yields none; ValueError for fewer
+        than 0 batches.
     """
+    try:
+        iterator = iter(loader)
+    except TypeError:
+        raise TypeError(f"histogram: expected a DataLoader or batches, got {type(loader).__name__}") from None
+    if batches is not None and batches < 0:
+        raise ValueError(f"histogram: batches must not be negative, got {batches}")
     sizes: Counter[tuple[int, int]] = Counter()
     shapes: Counter[tuple[int, ...]] = Counter()
     number = 0
-    for batch in itertools.islice(loader, batches):
+    for batch in itertools.islice(iterator, batches):
         number += 1
         found = _images(batch)
         if found is None:
             raise TypeError(
                 f"histogram: batch {number} is a {_describe(batch)}, in which no images are found"
             )
-        if isinstance(found, Tensor) and found.dim() == 4:
-            shapes[tuple(found.shape)] += 1
-        sizes.update(_sizes(batch, found))
+        tensor = found.images if isinstance(found, PaddedImages) else found
+        if isinstance(tensor, Tensor) and tensor.dim() == 4:
+            shapes[tuple(tensor.shape)] += 1
+        sizes.update(_sizes(found))
     return SizeHistogram(sizes, shapes, number)
 
 
-def _images(batch: Any) -> Tensor | Sequence[Tensor] | None:
+def _images(batch: Any) -> Tensor | PaddedImages | Sequence[Tensor] | None:
+    if isinstance(batch, PaddedImages):
+        return batch
     if isinstance(batch, Tensor):
         return batch if batch.dim() in (3, 4) else None
     if isinstance(batch, dict):
         return next((found for v in batch.values() if (found := _images(v)) is not None), None)
     if isinstance(batch, (list, tuple)) and len(batch):
-        if all(isinstance(x, Tensor) and x.dim() == 3 for x in batch):
+        if _are_images(batch):
             return batch
-        return _images(batch[0])
+        samples = [_image_of(sample) for sample in batch] if isinstance(batch, list) else [None]
+        images = [image for image in samples if image is not None]
+        whole = len(images) == len(samples) and not _are_images(batch[0])
+        return images if whole else _images(batch[0])
     return None
 
 
-def _sizes(batch: Any, found: Tensor | Sequence[Tensor]) -> list[tuple[int, int]]:
-    while isinstance(batch, (list, tuple)) and len(batch) and not isinstance(batch[0], Tensor):
-        batch = batch[0]
-    if hasattr(batch, "sizes") and getattr(batch, "images", None) is found:
-        return list(batch.sizes)
+def _are_images(values: Any) -> bool:
+    """True for tensors (C, h, w) of one C: an image and its mask differ."""
+    if not isinstance(values, (list, tuple)) or not all(
+        isinstance(x, Tensor) and x.dim() == 3 for x in values
+    ):
+        return False
+    return len({x.shape[0] for x in values}) == 1
+
+
+def _image_of(sample: Any) -> Tensor | None:
+    """The image (C, h, w) of a sample: first in a tuple or list, or the first in a dict."""
+    if isinstance(sample, dict):
+        return next((v for v in sample.values() if isinstance(v, Tensor) and v.dim() == 3), None)
+    first = sample[0] if isinstance(sample, (tuple, list)) and len(sample) else None
+    return first if isinstance(first, Tensor) and first.dim() == 3 else None
+
+
+def _sizes(found: Tensor | PaddedImages | Sequence[Tensor]) -> list[tuple[int, int]]:
+    if isinstance(found, PaddedImages):
+        return list(found.sizes)
     if isinstance(found, Tensor):
         return [(int(found.shape[-2]), int(found.shape[-1]))] * (len(found) if found.dim() == 4 else 1)
     return [(int(x.shape[-2]), int(x.shape[-1])) for x in found]

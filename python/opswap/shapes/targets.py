@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .images import listed, pair
+
 __all__ = ["PaddedTarget", "pad_targets", "per_box_fields", "unpad_targets"]
 
 _PER_BOX = ("boxes", "labels", "masks", "keypoints", "area", "iscrowd", "scores", "keypoints_scores")
@@ -53,16 +55,19 @@ def pad_targets(
     Returns: new dicts with `valid` (max_boxes,) bool. Fields per image stay as they are.
     Raises: TypeError for targets that are not dicts and fields that are not tensors; ValueError for missing or
         misshapen boxes, fields of other lengths, a label that a class has or that the labels' dtype has not, masks
-        larger than size, and more boxes than max_boxes.
+        larger than size, more boxes than max_boxes, and targets that were padded already.
     """
     if overflow not in _OVERFLOWS:
         raise ValueError(f"pad_targets: overflow must be one of {', '.join(_OVERFLOWS)}, got {overflow!r}")
     if not isinstance(max_boxes, int) or isinstance(max_boxes, bool) or max_boxes < 1:
         raise ValueError(f"pad_targets: max_boxes must be a positive int, got {max_boxes!r}")
-    if isinstance(size, int):
-        size = size, size
+    if not isinstance(label, (int, float)) or isinstance(label, bool):
+        raise TypeError(f"pad_targets: label must be a number, got {label!r}")
+    size = None if size is None else pair("pad_targets", "size", size)
+    targets = listed("pad_targets", "targets", targets)
     for i, target in enumerate(targets):
         _check(i, target, label, None if overflow != "error" else max_boxes)
+        _check_masks(i, target.get("masks"), size)
     names = per_box_fields(targets, per_box)
     return [
         _pad(t, [n for n in names if n in t], max_boxes, overflow, label, size, generator) for t in targets
@@ -78,10 +83,12 @@ def unpad_targets(
 
     Args: per_box: names of the per-box fields; None: those that pad_targets noted, or the usual names if the
         targets were rebuilt as ordinary dicts.
-    Raises: ValueError for a target without `valid`.
+    Raises: TypeError for targets that are not dicts; ValueError for a target without `valid`.
     """
     found = []
-    for i, target in enumerate(targets):
+    for i, target in enumerate(listed("unpad_targets", "targets", targets)):
+        if not isinstance(target, dict):
+            raise TypeError(f"unpad_targets: target {i} is a {type(target).__name__}, expected a dict")
         if "valid" not in target:
             raise ValueError(f"unpad_targets: target {i} has no field 'valid'")
         names = set(per_box or getattr(target, "per_box", ()) or _PER_BOX)
@@ -104,6 +111,8 @@ def _check_boxes(index: int, target: dict[str, Any]) -> Tensor:
 
 def _check(index: int, target: dict[str, Any], label: int, limit: int | None) -> None:
     boxes = _check_boxes(index, target)
+    if "valid" in target:
+        raise ValueError(f"pad_targets: target {index} has a field 'valid': it was padded, see unpad_targets")
     if limit is not None and len(boxes) > limit:
         raise ValueError(
             f"pad_targets: target {index} has {len(boxes)} boxes, more than max_boxes={limit}; "
@@ -119,8 +128,23 @@ def _check(index: int, target: dict[str, Any], label: int, limit: int | None) ->
         raise ValueError(f"pad_targets: label {label} of padding is a label of target {index}; pass another")
 
 
+def _check_masks(index: int, masks: Any, size: tuple[int, int] | None) -> None:
+    if size is None or not isinstance(masks, Tensor):
+        return
+    if masks.dim() != 3:
+        shape = tuple(masks.shape)
+        raise ValueError(f"pad_targets: masks of target {index} have the shape {shape}, expected (n, h, w)")
+    h, w = masks.shape[1:]
+    if h > size[0] or w > size[1]:
+        raise ValueError(
+            f"pad_targets: masks of {h} x {w} pixels, of target {index}, are larger than size {size}"
+        )
+
+
 def per_box_fields(targets: Sequence[dict[str, Any]], per_box: Collection[str] | None) -> list[str]:
     """Names of the fields with one entry per box, checked in every target; arguments and errors as of `pad_targets`."""
+    if isinstance(per_box, str):
+        raise TypeError(f"pad_targets: per_box must be several names, such as ({per_box!r},), got one string")
     for i, target in enumerate(targets):
         _check_boxes(i, target)
     chosen = []
@@ -203,6 +227,4 @@ def _kept(boxes: Tensor, max_boxes: int, overflow: str, generator: torch.Generat
 
 def _pad_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     h, w = masks.shape[-2:]
-    if h > size[0] or w > size[1]:
-        raise ValueError(f"pad_targets: masks of {h} x {w} pixels are larger than size {tuple(size)}")
     return F.pad(masks, (0, size[1] - w, 0, size[0] - h))
