@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
 from opswap._dispatch_mode import DispatchMode
-from opswap._torch import graph_task
+from opswap._torch import OpOverload, composite_kernel, graph_task
+
+from .operators import tensors_in
 
 __all__ = ["FinderMode"]
 
@@ -49,3 +52,15 @@ class FinderMode(DispatchMode):
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The operator's result. The frame of the call is two above, if any: threads of CUDA's backward have none."""
         raise NotImplementedError
+
+    @staticmethod
+    def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The function that calls the parts of an operator, None if it has none or if they come by themselves.
+
+        Without autograd, composite operators come as a whole; elsewhere their parts do.
+        """
+        if not torch.is_inference_mode_enabled() or not isinstance(func, OpOverload):
+            return None
+        if any(t.is_nested for t in tensors_in((*args, *kwargs.values()))):  # has kernels of its own
+            return None
+        return composite_kernel(func)

@@ -11,10 +11,9 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
-from opswap._torch import OpOverload, composite_kernel
+from opswap._torch import OpOverload
 from opswap.finding import Finder, Locator, Origin, short_path
 from opswap.finding.mode import FinderMode
 from opswap.finding.operators import tensors_in
@@ -115,13 +114,10 @@ class _Mode(FinderMode):
         self._known: dict[int, Known] = {}  # by id: the hash of an operator is a Python function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.is_inference_mode_enabled() and isinstance(func, OpOverload):
-            # Without autograd, composite operators come as a whole; elsewhere their parts do.
-            nested = any(t.is_nested for t in tensors_in((*args, *kwargs.values())))  # has kernels of its own
-            kernel = None if nested else composite_kernel(func)
-            if kernel is not None:
-                with self:
-                    return kernel(*args, **kwargs)
+        kernel = self._composite(func, args, kwargs)
+        if kernel is not None:
+            with self:
+                return kernel(*args, **kwargs)
         known = self._known.get(id(func)) or self._know(func)
         start = perf_counter_ns()
         try:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar
@@ -17,14 +18,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from opswap.finding import Finder, Locator
 from opswap.finding.mode import FinderMode
+from opswap.finding.operators import tensors_in
 from opswap.finding.source import is_user_file
 
-from .report import InputShapes, ShapesReport
+from .report import InputShapes, ShapesReport, parents
 from .rewrites import Observed
 
 __all__ = ["detect"]
 
-# Operators by what they are to a user; all but the last three have an output whose size depends on data.
+# Operators by what they are to a user; all before "item" have an output whose size depends on data.
 _OPERATORS = {
     "aten::nonzero": "nonzero",
     "aten::masked_select": "masked_select",
@@ -39,6 +41,7 @@ _OPERATORS = {
     "aten::index_put": "index_put",
     "aten::index_put_": "index_put",
     "aten::_index_put_impl_": "index_put",
+    "torchvision::nms": "torchvision.nms",
     "aten::_local_scalar_dense": "item",
     "aten::unbind": "loop",
 }
@@ -97,12 +100,15 @@ class _Watcher:
     def __init__(self, locator: Locator, report: ShapesReport) -> None:
         self.locator, self.report = locator, report
         self._thread = threading.get_ident()
+        self._calls: Counter[str] = Counter()
+        self._outer: dict[str, str] = {}  # of a module the outermost one around it, whose calls are its steps
 
     def note(self, op: str, size: int, moved: int, observed: Observed, frame: FrameType | None) -> None:
         """One call of an operator of the list."""
         if _is_of_a_library(frame):
             return
         origin = self.locator.locate(frame)
+        self.report.hidden.look_around(origin, frame)
         self.report.tally(op, origin, observed).add(size, moved)
 
     def called(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -111,6 +117,10 @@ class _Watcher:
             return
         frame = sys._getframe(1)
         name = self.locator.module_name(module, frame)
+        outer = self._outer.get(name)
+        if outer is None:
+            outer = self._outer[name] = next(iter(parents(name, self._calls)), name)
+        self._calls[name] += 1
         # A global hook gets no keyword arguments; they are those of the frame that calls it.
         keywords = frame.f_locals.get("kwargs")
         if len(args) == 1 and type(args[0]) is Tensor:
@@ -120,7 +130,9 @@ class _Watcher:
         if keywords and isinstance(keywords, dict):
             found.update(_shapes_in(keywords, ""))
         if any(shape is not None for shape in found.values()):
-            self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(found)
+            self.report.inputs.setdefault(name, InputShapes(type(module).__name__)).add(
+                found, self._calls[outer]
+            )
 
     called.only_looks = True  # what opswap.swap fused stays fused
 
@@ -193,10 +205,13 @@ class _Mode(FinderMode):
         ] = {}  # by id: the hash of an operator is a Python function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kernel = self._composite(func, args, kwargs)
+        if kernel is not None:
+            with self:
+                return kernel(*args, **kwargs)
         known = self._kinds.get(id(func))
         if known is None:
-            schema = getattr(func, "_schema", None)
-            known = self._kinds[id(func)] = (_OPERATORS.get(getattr(schema, "name", "")), func)
+            known = self._kinds[id(func)] = (_kind_of(func), func)
         out = func(*args, **kwargs)
         locator = self._watcher.locator
         if threading.get_ident() == self._thread:
@@ -216,13 +231,24 @@ class _Mode(FinderMode):
             if not masks:
                 return
             dims = sum(m.dim() for m in masks)
-            observed = Observed(op, dims, args[0].dim() - dims, args[0].is_floating_point())
+            trailing = args[0].dim() - dims
+            each = op == "index_put" and args[2].dim() > trailing
+            observed = Observed(op, dims, trailing, args[0].is_floating_point(), each)
         if op == "loop" and not _iterates(frame):
             return
         if op == "repeat_interleave" and not isinstance(args[0], Tensor):
             return
         size, moved = _size(op, args, out)
         self._watcher.note(op, size, moved, observed, frame)
+
+
+def _kind_of(func: Any) -> str | None:
+    """The name of an operator of the list, or of another library's that declares such an output; None of others."""
+    name = getattr(getattr(func, "_schema", None), "name", "")
+    if name in _OPERATORS or name.startswith("aten::"):
+        return _OPERATORS.get(name)
+    declared = torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
+    return name.replace("::", ".") if declared else None
 
 
 def _is_of_a_library(frame: FrameType | None) -> bool:
@@ -244,12 +270,14 @@ def _iterates(frame: FrameType | None) -> bool:
 
 
 def _size(op: str, args: tuple[Any, ...], out: Any) -> tuple[int, int]:
-    """(what depends on data, bytes of the result): elements, rows, or how often a loop turns."""
+    """(what depends on data, bytes of the result): elements, rows, how often a loop turns, or a whole number read."""
     if op == "loop":
         return len(out), sum(t.numel() * t.element_size() for t in out)
     if op == "item":
+        return (out if type(out) is int else 1), 0
+    first = next((t for t in tensors_in(out)), None)
+    if first is None:
         return 1, 0
-    first = out[0] if isinstance(out, (tuple, list)) else out
     moved = first.numel() * first.element_size()
     if not first.dim():
         return 1, moved

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -14,7 +14,7 @@ from opswap.finding import Hidden, Origin, Report, Site, plural
 from .rewrites import Observed, advice, rewrite
 from .syntax import BRANCH, LOOP, SIZE, VALUE, role_of, statement_at
 
-__all__ = ["InputShapes", "ShapesReport", "ShapesSite", "Tally"]
+__all__ = ["InputShapes", "ShapesReport", "ShapesSite", "Tally", "parents"]
 
 FINDINGS = ("size", "branch", "loop", "write", "input")
 _MOST_SIZES = 64
@@ -32,6 +32,7 @@ _ADVICE = {
     "index": "keep all elements and a mask: torch.where(mask, x, 0), opswap.shapes.losses with valid=mask",
     "masked_select": "keep all elements and a mask: torch.where(mask, x, 0), opswap.shapes.losses with valid=mask",
     "repeat_interleave": "pass output_size=",
+    "torchvision.nms": "keep a fixed number of boxes: the first N indices, padded, and a mask of those that are real",
     "bincount": "count into a tensor of a fixed size: torch.zeros(N).index_add(0, x, ones)",
     "index_put": "torch.where(mask, value, x)",
     "input": "give every batch one size: opswap.shapes.pad_images, pad_targets, collate_fixed",
@@ -63,17 +64,25 @@ class Tally:
 @dataclass
 class InputShapes:
     """Shapes that a module was called with. names: of the arguments, by place, keyword or both ("1.boxes" in a dict or
-    list); shapes: how often each tuple of their shapes came, at most 64; None for an argument that is not a tensor."""
+    list); shapes: how often each tuple of their shapes came, at most 64; None for an argument that is not a tensor.
+    changing: a later step had other shapes than the first one. Within a step a module may have several inputs, as
+    heads of a pyramid and shared activations have."""
 
     kind: str
     names: tuple[str, ...] = ()
     count: int = 0
     shapes: Counter[_Shapes] = field(default_factory=Counter)
     series: list[int] = field(default_factory=list)
+    changing: bool = False
+    first_step: int = -1
 
-    def add(self, found: Mapping[str, tuple[int, ...] | None]) -> None:
-        """One more call, with the shapes of its arguments."""
+    def add(self, found: Mapping[str, tuple[int, ...] | None], step: int) -> None:
+        """One more call, with the shapes of its arguments, in a step of the module around it."""
         shapes = tuple(found.values())
+        if not self.count:
+            self.first_step = step
+        elif step != self.first_step and shapes not in self.shapes:
+            self.changing = True
         if len(found) > len(self.names):
             self.names = tuple(found)
         self.count += 1
@@ -138,6 +147,8 @@ class ShapesReport(Report):
         found = self._tallies.get((op, origin))
         if found is None:
             found = self._tallies[op, origin] = Tally(op, origin, observed)
+        elif observed.each:  # a store of one element looks like one of the same value for all
+            found.observed = observed
         return found
 
     @property
@@ -202,9 +213,9 @@ class ShapesReport(Report):
 
     def _changing(self) -> list[tuple[str, InputShapes]]:
         """Modules whose inputs change although those of the module around them do not."""
-        changing = {name for name, shapes in self.inputs.items() if len(shapes.shapes) > 1}
+        changing = {name for name, shapes in self.inputs.items() if shapes.changing}
         return [
-            (n, self.inputs[n]) for n in changing if not any(p in changing for p in _parents(n, self.inputs))
+            (n, self.inputs[n]) for n in changing if not any(p in changing for p in parents(n, self.inputs))
         ]
 
     def _site(self, tally: Tally) -> ShapesSite:
@@ -220,12 +231,12 @@ class ShapesReport(Report):
         return ShapesSite.at(
             origin,
             status=status,
-            op=f"aten.{tally.op}" if tally.op not in ("loop", "tolist") else tally.op,
+            op=_full_name(tally.op),
             count=tally.count,
             bytes=tally.bytes,
             shapes=tuple((size,) for size, _ in tally.sizes.most_common(_MOST_SHAPES)),
             hint="" if status == VALUE else hint,
-            allowed=self._is_allowed(f"aten.{tally.op}", origin),
+            allowed=self._is_allowed(_full_name(tally.op), origin),
             sizes=tuple(sorted(tally.sizes.items())),
         )
 
@@ -252,8 +263,13 @@ class ShapesReport(Report):
             )
 
 
-def _parents(name: str, known: dict[str, Any]) -> list[str]:
-    """The modules around one, by their paths; a model that is not named has the path ""."""
+def _full_name(op: str) -> str:
+    """ "aten.index" of "index"; loops, tolist() and operators of other libraries have their own names."""
+    return op if "." in op or op in ("loop", "tolist") else f"aten.{op}"
+
+
+def parents(name: str, known: Container[str]) -> list[str]:
+    """Those of the known modules that are around one, by their paths, the outermost first; "" is a model's own path."""
     parts = name.split(".")
-    found = [".".join(parts[:i]) for i in range(1, len(parts))]
-    return found + [""] * bool(name and "" in known)
+    paths = ["", *(".".join(parts[:i]) for i in range(1, len(parts)))]
+    return [path for path in paths if path != name and path in known]

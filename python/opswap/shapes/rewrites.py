@@ -39,13 +39,14 @@ class Observed:
     """What the run showed.
 
     op: the operator's name. mask_dims, trailing: dimensions of a mask, and of what it selects from behind those.
-    floating: False if it selects integers.
+    floating: False if it selects integers. each: a store has a value for each selected element, not one for all.
     """
 
     op: str
     mask_dims: int = 1
     trailing: int = 0
     floating: bool = True
+    each: bool = False
 
 
 _SELECTIONS = ("index", "masked_select", "index_put")
@@ -213,6 +214,13 @@ def _store(statement: ast.AST, observed: Observed) -> ast.AST | None:
     if chosen is None:
         return None
     x, mask = chosen
+    if observed.each and not selects(value):
+        return None  # as many values as are selected
+    if not observed.floating and is_constant(
+        value
+    ):  # torch.where would make floats of integers, integers of bools
+        text = f"{ast.unparse(x)} = {text_of(x)}.masked_fill({_mask(mask, observed)}, {ast.unparse(value)})"
+        return ast.parse(text).body[0]
     whole = _Whole(mask, observed).of(value)
     if whole is None:
         return None
