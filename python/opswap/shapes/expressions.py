@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import copy
 
+from .syntax import READS
+
 __all__ = [
     "ELEMENTWISE",
     "GUARDED",
@@ -16,6 +18,7 @@ __all__ = [
     "call_of",
     "counted",
     "is_constant",
+    "is_number",
     "masks_are_known",
     "may_be_infinite",
     "nonzero_argument",
@@ -79,6 +82,16 @@ def text_of(node: ast.expr) -> str:
 def is_constant(node: ast.expr) -> bool:
     """True for numbers, also with a sign."""
     return isinstance(node.operand if isinstance(node, ast.UnaryOp) else node, ast.Constant)
+
+
+def is_number(node: ast.expr) -> bool:
+    """True if an expression is made of Python's numbers alone: constants, counts, and what is read from tensors."""
+    if isinstance(node, ast.BinOp):
+        return is_number(node.left) and is_number(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return is_number(node.operand)
+    call = call_of(node)
+    return is_constant(node) or counted(node) is not None or (call is not None and call[0] in READS)
 
 
 def selection_of(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -204,6 +217,8 @@ class _Tensors(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         call = call_of(node)
         if call is None or call[0] not in ("item", "int", "float", "bool") or len(call[1]) != 1:
+            if isinstance(node.func, ast.Name) or ast.unparse(node.func).startswith("math."):
+                return node  # max(n, 1), math.log(n): of Python's numbers
             # Of the arguments int(x) may be a size.
             sizes = {id(a): a for a in node.args if (found := call_of(a)) is not None and found[0] == "int"}
             node.func = self.visit(node.func)

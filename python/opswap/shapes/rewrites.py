@@ -21,6 +21,7 @@ from .expressions import (
     call_of,
     counted,
     is_constant,
+    is_number,
     masks_are_known,
     may_be_infinite,
     nonzero_argument,
@@ -30,6 +31,7 @@ from .expressions import (
     text_of,
     without_bodies,
 )
+from .syntax import SIZED, called
 
 __all__ = ["Observed", "advice", "rewrite"]
 
@@ -121,9 +123,16 @@ class _Replacer(ast.NodeTransformer):
             if text is not None:
                 self.found = True
                 return ast.parse(text, mode="eval").body
-        if isinstance(node, ast.Subscript) and self._observed.op == "item":
-            value = self.visit(node.value)  # not the index, which reads the number again
-            return ast.Subscript(value, node.slice, node.ctx)  # type: ignore[arg-type]
+        return self._visit_tensors(node) if self._observed.op == "item" else self.generic_visit(node)
+
+    def _visit_tensors(self, node: ast.AST) -> ast.AST:
+        """Where a tensor can be in place of a number: not in indices, sizes and tests, which read it again."""
+        if isinstance(node, (ast.If, ast.While, ast.For, ast.Assert)):
+            return node
+        if isinstance(node, ast.Subscript):
+            return ast.Subscript(self.visit(node.value), node.slice, node.ctx)  # type: ignore[arg-type]
+        if isinstance(node, ast.Call) and called(node) in SIZED:
+            return ast.Call(self.visit(node.func), node.args, node.keywords)  # type: ignore[arg-type]
         return self.generic_visit(node)
 
 
@@ -363,7 +372,7 @@ def _choice(node: ast.expr, observed: Observed) -> str | None:
 
 def _number(node: ast.expr, observed: Observed) -> str | None:
     """x.item(), float(x) among tensors: the tensor itself will do, without its gradient."""
-    if not isinstance(node, ast.BinOp):
+    if not isinstance(node, ast.BinOp) or is_number(node):
         return None
     text = tensor_of(node, ".detach()")
     return None if text == ast.unparse(node) else text

@@ -8,7 +8,18 @@ import linecache
 from collections.abc import Iterator
 from functools import lru_cache
 
-__all__ = ["BRANCH", "LOOP", "SIZE", "VALUE", "enclosing_function", "role_of", "statement_at"]
+__all__ = [
+    "BRANCH",
+    "LOOP",
+    "READS",
+    "SIZE",
+    "SIZED",
+    "VALUE",
+    "called",
+    "enclosing_function",
+    "role_of",
+    "statement_at",
+]
 
 # What becomes of a Python number that was made of a tensor.
 BRANCH, SIZE, LOOP, VALUE = "branch", "size", "loop", "value"
@@ -21,8 +32,8 @@ _BY_SIZE = """
     roll select sort split split_with_sizes tensor_split tile topk tril_indices triu_indices unbind
     unflatten unfold vander view zeros
 """
-_SIZED = frozenset(_BY_SIZE.split())
-_READS = frozenset({"item", "tolist", "int", "float", "bool"})
+SIZED = frozenset(_BY_SIZE.split())
+READS = frozenset({"item", "tolist", "int", "float", "bool"})
 _MOST_FILES = 64
 
 
@@ -118,7 +129,7 @@ def _calls(heads: list[ast.AST]) -> list[ast.Call]:
 
 def _explicit_reads(heads: list[ast.AST]) -> list[ast.AST]:
     """Calls such as x.item() and int(x)."""
-    return [n for n in _calls(heads) if _called(n) in _READS]
+    return [n for n in _calls(heads) if called(n) in READS]
 
 
 def _reads(heads: list[ast.AST]) -> list[ast.AST]:
@@ -148,7 +159,7 @@ def _roles(statement: ast.stmt, uses: list[ast.AST]) -> Iterator[str]:
             elif isinstance(node, ast.comprehension) and inside(node.iter):
                 yield LOOP
             elif (isinstance(node, (ast.Slice, ast.Subscript)) and inside(getattr(node, "slice", node))) or (
-                isinstance(node, ast.Call) and _called(node) in _SIZED and any(map(inside, _arguments(node)))
+                isinstance(node, ast.Call) and called(node) in SIZED and any(map(inside, _arguments(node)))
             ):
                 yield SIZE
 
@@ -157,5 +168,6 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(k.value for k in call.keywords)]
 
 
-def _called(call: ast.Call) -> str:
+def called(call: ast.Call) -> str:
+    """The name of the function or method that a call is of, "" if it has none."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
