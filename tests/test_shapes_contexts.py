@@ -47,3 +47,33 @@ def test_a_loop_is_seen_through_other_contexts() -> None:
             pass
     assert [(s.op, s.status, s.line) for s in outer.sites] == [(s.op, s.status, s.line) for s in inner.sites]
     assert [s.status for s in outer.findings] == ["loop"]
+
+
+def test_threads_that_ended_are_named_too_and_only_some_of_many() -> None:
+    def start(name: str) -> None:
+        thread = threading.Thread(target=torch.ones, args=(1,), name=name)
+        thread.start()
+        thread.join()
+
+    profiled: list[str] = []
+    threading.setprofile(lambda *event: profiled.append(threading.current_thread().name))
+    hook = threading.getprofile()
+    try:
+        with opswap.shapes.detect() as outer:
+            start("first")
+            with opswap.layout.check() as inner:
+                for i in range(20):
+                    start(f"part {i:02}")
+            start("last")
+        assert threading.getprofile() is hook
+        start("after")
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]
+    parts = ", ".join(f"part {i:02}" for i in range(7))
+    (note,) = outer.notes
+    assert note.endswith(f"not watched: first, {parts} and 14 more")
+    note = next(n for n in inner.notes if "threads" in n)
+    assert note.endswith(f"not watched: {parts}, part 07 and 12 more")
+    assert {"first", "part 19", "last", "after"} <= set(profiled), (
+        "the hook of the user still gets every thread"
+    )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -22,6 +23,7 @@ __all__ = ["Finder", "Hidden"]
 ReportT = TypeVar("ReportT")
 
 _COMPILED = "compile_wrapper"
+_MOST_THREADS = 8
 
 
 class _Uncompiled:
@@ -49,6 +51,41 @@ class _Uncompiled:
 
 
 _uncompiled = _Uncompiled()
+
+
+class _Started:
+    """Names of the threads that start while any thread is inside, for everybody who is.
+
+    `threading` calls its profile function at the first event of every thread that it starts; it is put back there.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._watchers: list[Hidden] = []
+        self._before: Any = None
+
+    def add(self, watcher: Hidden) -> None:
+        with self._lock:
+            if not self._watchers:
+                self._before = threading.getprofile()
+                threading.setprofile(self._starts)
+            self._watchers.append(watcher)
+
+    def remove(self, watcher: Hidden) -> None:
+        with self._lock:
+            self._watchers.remove(watcher)
+            if not self._watchers and threading.getprofile() == self._starts:
+                threading.setprofile(self._before)
+
+    def _starts(self, frame: FrameType, event: str, argument: Any) -> None:
+        sys.setprofile(self._before)
+        if self._before is not None:
+            self._before(frame, event, argument)
+        for watcher in tuple(self._watchers):
+            watcher.thread_started(threading.current_thread().name)
+
+
+_started = _Started()
 
 
 class Finder(Generic[ReportT]):
@@ -124,7 +161,7 @@ class _Allowed:
 
 
 class Hidden:
-    """Notes on what a finder cannot see: compiled and scripted code, other threads.
+    """Notes on what a finder cannot see: compiled and scripted code, and, as a context, threads that start within.
 
     Args: compiled: a note about torch.compile's code, which runs uncompiled meanwhile.
     """
@@ -133,12 +170,34 @@ class Hidden:
         self._compiled = compiled
         self._seen: set[Origin] = set()
         self._notes: dict[str, None] = {}
-        self._threads = set(threading.enumerate())
+        self._threads: list[str] = []
+        self._more_threads = 0
+
+    def __enter__(self) -> None:
+        _started.add(self)
+
+    def __exit__(self, *error: Any) -> None:
+        _started.remove(self)
 
     @property
     def notes(self) -> list[str]:
         """In the order in which they were made."""
-        return list(self._notes)
+        notes = list(self._notes)
+        if self._threads:
+            more = f" and {self._more_threads} more" if self._more_threads else ""
+            notes.append(
+                f"threads started meanwhile are not watched: {', '.join(sorted(self._threads))}{more}"
+            )
+        return notes
+
+    def thread_started(self, name: str) -> None:
+        """A thread began while the finder was in force; a few names are kept."""
+        if name in self._threads:
+            return
+        if len(self._threads) < _MOST_THREADS:
+            self._threads.append(name)
+        else:
+            self._more_threads += 1
 
     def look_around(self, origin: Origin, frame: FrameType | None) -> None:
         """At the first operator of a line: note what of its surroundings hides operators."""
@@ -162,13 +221,6 @@ class Hidden:
                 "a backward was compiled before the context began: only calls that its code makes to torch's "
                 "operators are seen, at the line of the forward's call"
             )
-
-    def close(self) -> None:
-        """At the end of the context: note the threads that were started meanwhile."""
-        others = {t for t in threading.enumerate() if t.is_alive()} - self._threads
-        if others:
-            names = ", ".join(sorted(t.name for t in others))
-            self._note(f"threads started meanwhile are not watched: {names}")
 
     def _note(self, text: str) -> None:
         self._notes[text] = None

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.parameter import Parameter
 
@@ -55,11 +54,11 @@ class FinderMode(DispatchMode):
 
     @staticmethod
     def _composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The function that calls the parts of an operator, None if it has none or if they come by themselves.
+        """The function that calls the parts of an operator, None if it has none.
 
-        Without autograd, composite operators come as a whole; elsewhere their parts do.
+        In inference mode, without autograd, composite operators come as a whole; elsewhere their parts do.
         """
-        if not torch.is_inference_mode_enabled() or not isinstance(func, OpOverload):
+        if not isinstance(func, OpOverload):
             return None
         if any(t.is_nested for t in tensors_in((*args, *kwargs.values()))):  # has kernels of its own
             return None

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from opswap._torch import OpOverload
@@ -77,7 +78,7 @@ class check(Finder[LayoutReport]):
         locator = Locator(self._model)
         observer = Observer(locator, self._is_allowed, _raise if self._raises else _pass_on)
         report = LayoutReport(observer, locator)
-        stack.callback(report.hidden.close)
+        stack.enter_context(report.hidden)
         stack.enter_context(_Mode(observer, locator, report, self._after_operator))
         return report
 
@@ -114,7 +115,7 @@ class _Mode(FinderMode):
         self._known: dict[int, Known] = {}  # by id: the hash of an operator is a Python function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kernel = self._composite(func, args, kwargs)
+        kernel = self._composite(func, args, kwargs) if torch.is_inference_mode_enabled() else None
         if kernel is not None:
             with self:
                 return kernel(*args, **kwargs)

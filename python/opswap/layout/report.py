@@ -130,5 +130,5 @@ class LayoutReport(Report):
             return f"{self.title}: nothing was in channels_last"
         kept = sum(s.count for s in self.sites if s.status == "kept")
         allowed = sum(s.count for s in self.sites if s.allowed and self.is_finding(s))
-        text = f"{super()._headline()}; {kept} operators kept the format"
+        text = f"{super()._headline()}; {plural(kept, 'operator')} kept the format"
         return text + (f", {allowed} allowed losses" if allowed else "")

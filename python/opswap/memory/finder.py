@@ -122,7 +122,7 @@ class Watch(Finder[Denormals]):
     def _start(self, stack: contextlib.ExitStack) -> Denormals:
         locator = Locator(self._living_model())
         self._weights.locator = locator
-        stack.callback(self.report.hidden.close)
+        stack.enter_context(self.report.hidden)
         stack.callback(self._weights.refresh)
         watcher = _Watcher(locator, self.report, self._weights, self._operators, self._is_allowed)
         stack.enter_context(_Mode(watcher, self._after_operator))

@@ -87,7 +87,7 @@ class detect(Finder[ShapesReport]):
         locator = Locator(self._model)
         report = ShapesReport(self._is_allowed)
         watcher = _Watcher(locator, report)
-        stack.callback(report.hidden.close)
+        stack.enter_context(report.hidden)
         stack.callback(register_module_forward_pre_hook(watcher.called).remove)
         stack.enter_context(_Lists(watcher))
         stack.enter_context(_Mode(watcher, self._after_operator))
@@ -205,7 +205,7 @@ class _Mode(FinderMode):
         ] = {}  # by id: the hash of an operator is a Python function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kernel = self._composite(func, args, kwargs)
+        kernel = self._composite(func, args, kwargs) if torch.is_inference_mode_enabled() else None
         if kernel is not None:
             with self:
                 return kernel(*args, **kwargs)
