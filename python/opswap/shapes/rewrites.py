@@ -52,6 +52,7 @@ class Observed:
 
 
 _SELECTIONS = ("index", "masked_select", "index_put")
+_VIEWS = ("flatten", "long", "reshape", "squeeze", "t", "unbind", "view")
 _LOSSES = {
     "l1_loss": "l1",
     "smooth_l1_loss": "smooth_l1",
@@ -73,7 +74,7 @@ def rewrite(statement: ast.stmt, observed: Observed) -> str:
     if changed is None:
         replacer = _Replacer(observed)
         changed = replacer.visit(tree)
-        if not replacer.found:
+        if not replacer.found and not (observed.op == "nonzero" and _keep_indices(tree)):
             return ""
     text = ast.unparse(ast.fix_missing_locations(changed))
     return text.splitlines()[0]
@@ -304,26 +305,46 @@ class _Whole:
 
 def _count_of_nonzero(node: ast.expr, observed: Observed) -> str | None:
     found = counted(node)
-    x = nonzero_argument(found) if found is not None else None
-    if (
-        found is None
-        or x is None
-        or "where" in ast.unparse(found).split("(")[0].rpartition(".")[2].replace("argwhere", "")
-    ):
+    part = isinstance(found, ast.Subscript) and is_constant(found.slice)
+    indices = _indices(found.value if part and isinstance(found, ast.Subscript) else found)
+    if indices is None or indices[1] is not part:
         return None
-    return None if "numel" in ast.unparse(node) else f"torch.count_nonzero({ast.unparse(x)})"
+    rows = part or "numel" not in ast.unparse(node)
+    return f"torch.count_nonzero({ast.unparse(indices[0])})" if rows else None
 
 
-def _nonzero(node: ast.expr, observed: Observed) -> str | None:
-    x, call = nonzero_argument(node), call_of(node)
+def _indices(node: ast.expr | None) -> tuple[ast.expr, bool] | None:
+    """(x, True if the result is a tuple) of nonzero(x), argwhere(x) and where(x)."""
+    x, call = (nonzero_argument(node), call_of(node)) if node is not None else (None, None)
     if x is None or call is None:
         return None
-    fixed = f"torch.nonzero_static({ast.unparse(x)}, size=N, fill_value=0)"
     tuples = call[2].pop("as_tuple", ast.Constant(False))
     if call[2] or not isinstance(tuples, ast.Constant):
         return None
-    several = call[0] == "where" or bool(tuples.value)
-    return f"{fixed}.unbind(1)" if several else fixed
+    return x, call[0] == "where" or bool(tuples.value)
+
+
+def _keep_indices(statement: ast.stmt) -> bool:
+    """Put N indices in place of those that a statement keeps as they are: its value, or a part or view of them.
+
+    What is computed of the indices, or turns with them, would count the padding too.
+    """
+    holder: ast.AST = statement
+    while isinstance(holder, (ast.Assign, ast.AnnAssign, ast.Return, ast.Expr, ast.Subscript, ast.Attribute)):
+        value = holder.value
+        found = _indices(value)
+        if found is not None:
+            fixed = f"torch.nonzero_static({ast.unparse(found[0])}, size=N, fill_value=0)"
+            text = f"{fixed}.unbind(1)" if found[1] else fixed
+            holder.value = ast.parse(text, mode="eval").body
+            return True
+        view = (
+            isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and called(value) in _VIEWS
+        )
+        holder = value.func if isinstance(value, ast.Call) and view else value  # type: ignore[assignment]
+        if isinstance(holder, ast.Attribute) and not view:
+            return False
+    return False
 
 
 def _count_of_unique(node: ast.expr, observed: Observed) -> str | None:
@@ -406,7 +427,7 @@ _BY_OPERATOR: dict[str, tuple[_Rewrite, ...]] = {
     "index": _OF_SELECTIONS,
     "masked_select": _OF_SELECTIONS,
     "index_put": (),
-    "nonzero": (_count_of_nonzero, _nonzero),
+    "nonzero": (_count_of_nonzero,),
     "unique": (_count_of_unique,),
     "bincount": (_bincount,),
     "repeat_interleave": (_repeat_interleave,),
