@@ -283,3 +283,25 @@ def test_a_weight_that_the_forward_computes_is_not_said_to_be_the_model_s() -> N
     with opswap.layout.check(model) as report, torch.no_grad():
         model(x)
     assert "weight.contiguous(memory_format=torch.channels_last)" in only(report, "copied inside").hint
+
+
+class Tokens(nn.Module):
+    """As Segformer's stages: tokens (N, H * W, C) to an image, which a needless copy makes contiguous."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = conv(3, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        n, _, h, w = x.shape
+        x = self.norm(x.flatten(2).transpose(1, 2))
+        return x.reshape(n, h, w, -1).permute(0, 3, 1, 2).contiguous()  # here
+
+
+def test_the_hint_on_a_copy_behind_a_reshape_names_the_copy() -> None:
+    model, x = in_channels_last(Tokens(), *_SIZE)
+    with opswap.layout.check(model) as report, torch.no_grad():
+        model(x)
+    site = only(report, "lost")
+    assert site.line == line_of(Tokens) and site.hint.startswith("drop .contiguous()")

@@ -46,6 +46,16 @@ def test_an_input_that_later_steps_change_is_a_finding() -> None:
     assert [s.module for s in report.findings] == ["head"]
 
 
+def test_the_hint_on_an_input_is_for_images_or_for_rows() -> None:
+    with shapes.detect() as report:
+        for n in (3, 4):
+            nn.Identity()(torch.zeros(2, n))
+            nn.ReLU()(torch.zeros(1, 3, n, 8))
+    words, images = sorted(report.findings, key=lambda s: s.module)
+    assert "pad it to one length" in words.hint and "pad_images" not in words.hint
+    assert "pad_images" in images.hint
+
+
 def test_modules_that_each_step_makes_keep_their_name() -> None:
     with shapes.detect() as report:
         for _ in range(20):

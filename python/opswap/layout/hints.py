@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -47,6 +48,9 @@ _OPERATORS: Mapping[str, str] = {
     "aten.bmm": "keep (N, H * W, C): x.flatten(2).transpose(1, 2) and back by .transpose(1, 2).unflatten(2, (h, w)) "
     "are views of a channels_last image",
 }
+
+# A view that returns to (N, C, H, W), and its copy.
+_PERMUTED_COPY = re.compile(r"\.(permute|transpose|movedim)\([^()]*\)\.contiguous\(\)")
 
 _MASKED = "keep all elements, torch.where(mask, x, 0): the size is then fixed, and the format kept in both directions"
 
@@ -136,6 +140,8 @@ def _copy_hint(call: Call, text: str, backward: bool) -> str:
             "channel shuffle: opswap.swap(model) replaces it (rules channel_shuffle, cat_channel_shuffle, "
             f"cat_channel_shuffle_split); by hand: opswap.functional.channel_shuffle(x, {groups})"
         )
+    if source.dim() in (4, 5) and _PERMUTED_COPY.search(text):
+        return f"drop .contiguous(), or write .contiguous({_last(call)})"
     if source.dim() in (4, 5) and ("flatten" in text or "reshape" in text or "view" in text):
         return (
             "reshape copies here because (C, H, W) does not lie in that order in a channels_last tensor: for tokens "

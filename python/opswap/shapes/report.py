@@ -36,6 +36,7 @@ _ADVICE = {
     "bincount": "count into a tensor of a fixed size: torch.zeros(N).index_add(0, x, ones)",
     "index_put": "torch.where(mask, value, x)",
     "input": "give every batch one size: opswap.shapes.pad_images, pad_targets, collate_fixed",
+    "rows": "pad it to one length and keep a mask of what is real; boxes: opswap.shapes.pad_targets, collate_fixed",
 }
 
 
@@ -250,6 +251,7 @@ class ShapesReport(Report):
                 seen[key[place] if place < len(key) else None] += count
             if len(seen) < 2:
                 continue
+            rows = all(s is None or len(s) < 3 for s in seen)  # of words, boxes, points
             yield ShapesSite.at(
                 origin,
                 status="input",
@@ -257,7 +259,7 @@ class ShapesReport(Report):
                 count=shapes.count,
                 bytes=0,
                 shapes=tuple(s for s, _ in seen.most_common(_MOST_SHAPES) if s is not None),
-                hint=f"{_ADVICE['input']}; {graphs}",
+                hint=f"{_ADVICE['rows' if rows else 'input']}; {graphs}",
                 allowed=self._is_allowed("input", origin),
                 sizes=tuple(sorted((_numel(s), count) for s, count in seen.items())),
             )
