@@ -549,6 +549,8 @@ def test_the_line_with_most_sizes_comes_first_and_is_drawn_first(
         ("aten.index", 1),
         ("aten.item", 1),
     ]
+    printed = str(report)
+    assert printed.index("aten.nonzero") < printed.index("aten.index")
     report.plot(tmp_path / "picture")
     assert drawn.pop("title") == str(report).splitlines()[0]
     names = [f"{s.source} {s.op}" for s in report.findings]

@@ -204,6 +204,11 @@ class ShapesReport(Report):
         series = {f"{s.source} {s.op}" if s.file else s.op: self._series(s) for s in shown}
         draw(path, series, self._headline())
 
+    def _rows(self) -> list[Any]:
+        """The most different sizes first, as in `sites`."""
+        sizes = [(row, {size for site in row.sites for size, _ in site.sizes}) for row in super()._rows()]
+        return [row for row, _ in sorted(sizes, key=lambda item: -len(item[1]))]
+
     def _series(self, site: ShapesSite) -> list[int]:
         if site.status == "input":
             return self.inputs[site.module].series
