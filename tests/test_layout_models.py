@@ -268,6 +268,29 @@ def test_the_hint_on_a_slice_written_in_place_is_true() -> None:
     assert not [s for s in report.findings if s.status == "needless"], report
 
 
+class Standardized(nn.Module):
+    """A weight that is normalised in every step, as in BiT and NFNet."""
+
+    def __init__(self, *, converts: bool) -> None:
+        super().__init__()
+        self.conv, self.converts = conv(3, 8), converts
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.conv.weight
+        weight = nn.functional.layer_norm(weight.reshape(8, -1), (27,)).reshape_as(weight)
+        if self.converts:
+            weight = weight.contiguous(memory_format=torch.channels_last)
+        return nn.functional.conv2d(x, weight)
+
+
+@pytest.mark.parametrize("converts", [True, False])
+def test_the_gradient_of_a_computed_weight_is_no_image(converts: bool) -> None:
+    model, x = in_channels_last(Standardized(converts=converts), *_SIZE)
+    with opswap.layout.check(model) as report:
+        step(model, x)
+    assert {s.status for s in report.findings} == (set() if converts else {"copied inside"}), report
+
+
 class OwnWeight(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -39,7 +39,8 @@ class Call:
     """The tensors of one call that matter.
 
     sources, results: all strided tensors of 3 dimensions and more, and of 2 if they descend from an image; weights
-    and parameters left out. mutable: it writes one of its arguments. weight: of a convolution, with the format.
+    and parameters left out. mutable: it writes one of its arguments. weight: of a convolution, with the format;
+    weight_gradient: of one that is no parameter, but computed.
     parameters: images among the arguments that are parameters. asks_for_format: called with a memory_format.
     is_list: the output is a list, whose members are alike; of a tuple, the first is what the operator is called for.
     """
@@ -51,6 +52,7 @@ class Call:
     results: list[Operand]
     mutable: bool
     weight: tuple[Tensor, Format] | None = None
+    weight_gradient: Tensor | None = None
     parameters: list[Tensor] = field(default_factory=list)
     asks_for_format: bool = False
     is_list: bool = False
@@ -114,7 +116,7 @@ def make_call(
             parameters.append(tensor)
             continue
         operand = _operand(tensor, marks)
-        if operand.format is Format.NONE and operand.mark is None:
+        if operand.format is Format.NONE if operand.mark is None else operand.mark.weight:
             continue
         sources.append(operand)
     results = _results(name, out, gradient_at, parameters, marks, 2 if sources else 4)
@@ -127,6 +129,8 @@ def make_call(
         call.asks_for_format = kwargs.get("memory_format", torch.preserve_format) is not torch.preserve_format
     if name in WEIGHTS and other is not None:
         call.weight = other, format_of(other)
+        if gradient_at is not None and type(other) is Tensor:
+            call.weight_gradient = out[gradient_at]
     return call
 
 
@@ -152,6 +156,8 @@ def _results(
         if floating and not tensor.is_floating_point():
             continue  # indices, offsets, masks
         operand = _operand(tensor, marks)
+        if operand.mark is not None and operand.mark.weight:
+            continue
         if operand.format is Format.NONE and ((is_tuple and place) or fewest == 4):
             continue  # statistics; no image of no image
         results.append(operand)

@@ -38,6 +38,7 @@ class Mark:
     unproven: that a channels_last image comes into it is not known; a reader with such an operand would prove it.
     loss: the culprit, once it is known. image: written as an image.
     conversion: the copy that wrote it, until somebody reads it.
+    weight: it is the gradient of a weight that the forward computed, and no image.
     """
 
     spatial: tuple[int, ...]
@@ -49,6 +50,7 @@ class Mark:
     loss: Tally | None = None
     image: bool = False
     conversion: Conversion | None = None
+    weight: bool = False
 
 
 Marks = Storages[Mark]

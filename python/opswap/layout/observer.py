@@ -67,6 +67,8 @@ class Observer:
     def observe(self, call: Call, origin: Origin) -> None:
         """Judge one call that has run."""
         self.operators += 1
+        if call.weight_gradient is not None:
+            self.marks.set(call.weight_gradient, Mark((), weight=True))
         if (call.aliases and not call.mutable) or call.name == "aten._unsafe_view":
             self._observe_view(call)
             return

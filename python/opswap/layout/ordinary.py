@@ -60,8 +60,8 @@ def ordinary_call(
         kind = type(value)
         if kind is Tensor or kind is Parameter:
             if place == known.weight_at:
-                if not _keeps_weight(value):
-                    return None
+                if not _keeps_weight(value) or (known.gradient_at and kind is Tensor):
+                    return None  # to be converted; or computed, whose gradient is noted
                 continue
             if kind is Parameter:
                 if value.dim() > 1:
