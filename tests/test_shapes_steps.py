@@ -109,6 +109,15 @@ def test_a_whole_number_that_is_read_has_its_histogram() -> None:
     assert site.status == "size" and site.sizes == ((2, 2), (5, 1)) and "sizes: 2 (2x), 5 (1x)" in str(report)
 
 
+def test_numbers_on_lines_that_cannot_be_read_are_noted() -> None:
+    with shapes.detect() as report:
+        exec(compile("x[: int(x.sum())]", "<typed>", "exec"), {"x": torch.ones(3)})
+    assert [s.status for s in report.sites] == ["value"]
+    assert report.notes == [
+        "the source of <typed> cannot be read: what becomes of numbers there is not known"
+    ]
+
+
 def test_operators_of_other_libraries_that_declare_such_an_output() -> None:
     @torch.library.custom_op("opswap_test::kept", mutates_args=(), tags=(torch.Tag.dynamic_output_shape,))
     def kept(x: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ _MOST_SIZES = 64
 _MOST_SHAPES = 8
 _MOST_STEPS = 512
 _MOST_PANELS = 8
+_MOST_FILES = 3
+_NUMBERS = ("item", "tolist")
 _Shapes = tuple["tuple[int, ...] | None", ...]
 
 _ADVICE = {
@@ -161,7 +163,13 @@ class ShapesReport(Report):
 
     @property
     def notes(self) -> list[str]:
-        return self.hidden.notes
+        notes = self.hidden.notes
+        places = [t.origin for t in list(self._tallies.values()) if t.op in _NUMBERS]
+        unread = sorted({o.file for o in places if o.file and statement_at(o.file, o.line) is None})
+        if unread:
+            files = ", ".join(unread[:_MOST_FILES]) + (" and others" if len(unread) > _MOST_FILES else "")
+            notes.append(f"the source of {files} cannot be read: what becomes of numbers there is not known")
+        return notes
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -227,7 +235,7 @@ class ShapesReport(Report):
     def _site(self, tally: Tally) -> ShapesSite:
         origin = tally.origin
         status = {"loop": LOOP, "index_put": "write"}.get(tally.op, SIZE)
-        if tally.op in ("item", "tolist"):
+        if tally.op in _NUMBERS:
             status = role_of(origin.file, origin.line)
         statement = statement_at(origin.file, origin.line)
         text = advised = ""
