@@ -17,6 +17,7 @@ import opswap
 from nearness import assert_within_roundings
 from opswap import GroupedLinear, _core
 from opswap import functional as F
+from opswap.ops.linear import _run
 from surviving import survive
 from threads import same_on_any_threads
 
@@ -164,7 +165,10 @@ def test_gradients_that_are_not_asked_for_are_not_made() -> None:
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
     """No error beyond that of rounding the result once."""
-    x, weight, bias = (t.to(dtype) for t in make((9, 3, 257, 20)))
+    check_halves(*(t.to(dtype) for t in make((9, 3, 257, 20))))
+
+
+def check_halves(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
     got = F.grouped_linear(*leaves)
     dy = torch.randn_like(got)
@@ -174,8 +178,32 @@ def test_half_precision_sums_in_float32(dtype: torch.dtype) -> None:
         a, w, b, d = (change(t.double()) for t in (x, weight, bias, dy))
         expected.append((exact(a, w, b, None), *gradients(a, w, d, None)))
     for ours, *quantity in zip(results, *expected, strict=True):
-        assert ours.dtype is dtype
+        assert ours.dtype is x.dtype
         assert_within_roundings(ours, *quantity)
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_large_groups_of_16_bits_that_the_cpu_multiplies_go_to_the_library(
+    monkeypatch: pytest.MonkeyPatch, tiles: bool
+) -> None:
+    calls = []
+    for name in ("baddbmm", "bmm"):
+        function = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, f=function, n=name, **k: calls.append(n) or f(*a, **k))
+    monkeypatch.setattr(_run, "_matrix_units", lambda dtype: dtype is torch.bfloat16)
+    monkeypatch.setattr(_run, "_multiplies_tiles", lambda dtype: tiles)
+    backward = ["bmm", "bmm"] if tiles or not _core.linear_leads() else []
+    x, weight, bias = (t.bfloat16() for t in make((64, 2, 128, 128)))
+    check_halves(x, weight, bias)
+    assert calls == ["baddbmm", *backward]
+    with torch.no_grad():
+        output = F.grouped_linear(x, weight, bias)
+    assert output.is_contiguous() and torch.equal(output, _run.reference(x, weight, bias))
+    without = F.grouped_linear(x, weight)
+    assert without.is_contiguous() and torch.equal(without, _run.reference(x, weight))
+    calls.clear()
+    check_halves(*(t.bfloat16() for t in make((64, 2, 64, 64))))
+    assert calls == ["baddbmm", *([] if _core.linear_leads() else backward)]
 
 
 @pytest.mark.parametrize("tier_name", ["scalar", "avx512"])
@@ -183,7 +211,7 @@ def test_large_groups_go_to_the_library_elsewhere(monkeypatch: Any, tier_name: s
     """Another tier than avx2 may leave work to the library; here the scalar one stands for each."""
     calls = []
     monkeypatch.setattr(_core, "isa_current", lambda: tier_name)
-    monkeypatch.setattr(torch, "baddbmm", lambda *a, f=torch.baddbmm: calls.append(1) or f(*a))
+    monkeypatch.setattr(torch, "baddbmm", lambda *a, f=torch.baddbmm, **k: calls.append(1) or f(*a, **k))
     with opswap.isa.limit("scalar"):
         check_library_calls(calls)
 

@@ -61,6 +61,7 @@ __all__ = [
     "load_compiler",
     "lookup_backend",
     "mode_stack",
+    "multiplies_tiles",
     "nested_forward_mode",
     "nn_functions",
     "no_dispatch",
@@ -563,6 +564,11 @@ def half_instructions() -> frozenset[torch.dtype] | None:
     if fp16 and _is_amx_fp16():
         found.add(torch.float16)
     return frozenset(found)
+
+
+def multiplies_tiles(dtype: torch.dtype) -> bool:
+    """True if this CPU multiplies tiles of these 16 bits (AMX), and torch's library lets it."""
+    return dtype in (half_instructions() or ()) and (dtype is torch.float16 or _is_amx())
 
 
 # --- versions ----------------------------------------------------------------------------------------------------

@@ -21,10 +21,18 @@ from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
 from .._derivatives import read_by_gradients
-from .._function import DeclinedError, base_apply, check_memory, concrete_size, records_graphs, tracing
+from .._function import (
+    DeclinedError,
+    base_apply,
+    check_memory,
+    concrete_size,
+    plain_cpu,
+    records_graphs,
+    tracing,
+)
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import gradients, operator
-from ._run import FLOATS, HALVES, NAME, Sections, library_wins, reference
+from ._run import FLOATS, HALVES, NAME, Sections, fits, library_product, library_wins, reference
 
 __all__ = ["grouped_linear"]
 
@@ -41,7 +49,7 @@ class GroupedLinear(Function):
 
     @staticmethod
     def forward(ctx: Any, sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        output = _core.plain_grouped_linear(input, weight, bias, sections)
+        output = _run_plain(sections, input, weight, bias)
         if output is NotImplemented:
             raise DeclinedError
         ctx.sections = sections
@@ -61,7 +69,9 @@ class GroupedLinear(Function):
             input = grad_output.new_empty_strided(ctx.input_size, (0, 0, 1))
         if weight is None:
             weight = ctx.weight
-        if not _grad_enabled() and not reference_forced():
+        halves = grad_output.dtype in HALVES
+        by_library = halves and library_wins(input, weight, backward=True)
+        if not _grad_enabled() and not reference_forced() and not by_library:
             made = _core.plain_grouped_linear_backward(grad_output, input, weight, ctx.sections, *needed)
             if made is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
@@ -70,6 +80,22 @@ class GroupedLinear(Function):
 
 
 _apply_plain = base_apply(GroupedLinear)
+
+
+def _run_plain(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    """The output of an ordinary call without its graph, NotImplemented for another one."""
+    if not (input.dtype in HALVES and input.dim() == 3 and library_wins(input, weight)):
+        return _core.plain_grouped_linear(input, weight, bias, sections)
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    alike = sections is None and all(t.dtype is input.dtype for t in tensors)
+    if (
+        alike
+        and fits(None, *tensors[:2], bias)
+        and _core.plain_eager_without_autocast()
+        and plain_cpu(tensors)
+    ):
+        return library_product(input, weight, bias)
+    return NotImplemented
 
 
 def _require_tensors(input: Any, weight: Any, bias: Any) -> None:
@@ -156,15 +182,13 @@ def grouped_linear(
     if not _compiling() and not reference_forced():
         try:
             sections = None if out_features is None else tuple(out_features)
-            if input.dtype in HALVES and input.dim() == 3 and library_wins(input, weight):
-                output = NotImplemented
-            elif records_graphs() and (
+            if records_graphs() and (
                 input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
             ):
                 hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
                 output = NotImplemented if hidden else _apply_plain(sections, input, weight, bias)
             else:
-                output = _core.plain_grouped_linear(input, weight, bias, sections)
+                output = _run_plain(sections, input, weight, bias)
             if output is not NotImplemented:
                 count_kernel(NAME)
                 return output
