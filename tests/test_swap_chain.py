@@ -242,8 +242,17 @@ def altered(index: int, **attributes: object) -> nn.Sequential:
         altered(3, dilation=(2, 2)),
         altered(3, padding_mode="circular"),
         altered(3, padding=(0, 1)),
+        altered(3, stride=(3, 3)),
+        altered(3, stride=(1, 2)),
+        nn.Sequential(
+            *(pointwise(16, 24), nn.BatchNorm2d(24)),
+            *(nn.Conv2d(24, 48, 3, padding=1, groups=24, bias=False), nn.BatchNorm2d(48)),
+        ),
     ],
-    ids=["one", "no norm", "bias", "silu", "dense", "few channels", "dilation", "circular", "padding"],
+    ids=[
+        *("one", "no norm", "bias", "silu", "dense", "few channels", "dilation", "circular", "padding"),
+        *("stride 3", "stride 1 x 2", "multiplier"),
+    ],
 )
 def test_left_alone(model: nn.Module) -> None:
     assert not opswap.scan(model, rules=RULES).swapped
