@@ -97,6 +97,7 @@ KEPT: list[tuple[str, Callable[[nn.Module, Tensor], Tensor], str]] = [
     ("selu", lambda m, x: F.selu(m.norm(x)), ""),
     ("prelu", lambda m, x: F.prelu(m.norm(x), m.conv.bias), ""),
     ("endless hardtanh", lambda m, x: F.hardtanh(m.norm(x), 0, float("inf")), ""),
+    ("hardtanh without a value", lambda m, x: F.hardtanh_(m.norm(x), 2.0, 1.0), ""),
     ("sigmoid of another", lambda m, x: (lambda y: y * torch.sigmoid(x))(m.norm(x)), ""),
     ("sigmoid times another", lambda m, x: (lambda y: x * torch.sigmoid(y) * y)(m.norm(x)), "something else"),
     (

@@ -103,6 +103,14 @@ class TestChangesAfterTheSwap:
             m[1].max_val = 1
         check(model, stock, 3 * torch.randn(SIZE))
 
+    def test_hardtanh_refuses_bounds_in_the_wrong_order(self) -> None:
+        stock = nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.Hardtanh(), nn.Conv2d(6, 6, 1))
+        stock[2].max_val = -2.0
+        model = opswap.swap(copy.deepcopy(stock))
+        for training in (True, False):
+            model.train(training)
+            assert_same_error(lambda: model(torch.randn(SIZE)), lambda: stock(torch.randn(SIZE)), 0)
+
     @pytest.mark.parametrize("bad", [torch.randint(9, SIZE), torch.randn(6, 5), torch.randn(4, 7, 5, 5)])
     def test_errors_are_torchs(self, bad: Tensor) -> None:
         stock = nn.Sequential(nn.BatchNorm2d(6), nn.ReLU())

@@ -39,7 +39,7 @@ _PLAIN = {
 def _hardtanh(
     input: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Activation | None:
-    if not _numbers(min_val, max_val):
+    if not _numbers(min_val, max_val) or min_val > max_val:  # torch's function raises for such bounds
         return None
     return RELU6 if min_val == 0 and max_val == 6 else ("hardtanh", min_val, max_val)
 
