@@ -31,7 +31,7 @@ VOLUME, IMAGE = (3, 8, 9, 10), (2, 6, 9, 10)
 
 MODULES = [
     (nn.MaxPool2d(3, 2, 1), "max_pool2d", IMAGE),
-    (nn.MaxPool2d((2, 3), dilation=(1, 2), ceil_mode=True), "max_pool2d", IMAGE[1:]),
+    (nn.MaxPool2d((2, 3), 2, dilation=(1, 2), ceil_mode=True), "max_pool2d", IMAGE[1:]),
     (nn.MaxPool3d((1, 3, 3), (2, 1, 2)), "max_pool3d", VOLUME),
     (nn.MaxPool3d(2, padding=1), "max_pool3d", (2, *VOLUME)),
     (nn.AvgPool3d((1, 3, 3), (2, 1, 2)), "avg_pool3d", VOLUME),
@@ -48,7 +48,11 @@ MODULES = [
 FUNCTIONS: list[tuple[str, Callable[[Tensor], Tensor], str]] = [
     ("max_pool2d", lambda x: F.max_pool2d(x, 3, stride=2, padding=1), "max_pool2d"),
     ("max_pool2d of torch", lambda x: torch.max_pool2d(x, [2, 3], [1, 2]), "max_pool2d"),
-    ("max_pool2d by size", lambda x: F.max_pool2d(x, kernel_size=x.size()[2:]), "max_pool2d"),
+    (
+        "max_pool2d by size",
+        lambda x: F.max_pool2d(x, kernel_size=x.size()[2:], stride=1, padding=1),
+        "max_pool2d",
+    ),
     ("max_pool2d by sizes", lambda x: F.max_pool2d(x, (x.shape[2], 2)), "max_pool2d"),
     ("max_pool2d with indices", lambda x: F.max_pool2d(x, 2, return_indices=True)[0], "max_pool2d"),
     ("max_pool2d_with_indices", lambda x: F.max_pool2d_with_indices(x, 2)[0], "max_pool2d"),

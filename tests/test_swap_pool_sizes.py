@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which sizes and dtypes of average and adaptive pools the rules leave to torch."""
+"""Which sizes, windows and dtypes of pools the rules leave to torch."""
 
 from typing import Any
 
@@ -158,3 +158,33 @@ def test_overlapping_windows_of_planes_count_what_they_read(pool: nn.Module, cha
     model = opswap.swap(pool, strict=True)
     for c, calls in ((channels, 1), (channels - 1, 0)):
         assert kernels(model, (1, c, 16, 16), PLANES) == calls
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("pool", "planes", "pixels"),
+    [
+        (nn.MaxPool2d(28), 0, 0),
+        (nn.MaxPool2d((28, 1), 1), 1, 1),
+        (nn.MaxPool2d((1, 28), 1), 0, 1),  # one column
+        (nn.MaxPool2d(12), 0, 0),  # 144 taps
+        (nn.MaxPool2d((11,)), 0, 1),  # 121 taps
+        (nn.MaxPool2d(13, 1, padding=6), 1, 1),
+        (nn.MaxPool2d(4), 0, 1),
+        (nn.MaxPool2d(3), 0, 1),
+        (nn.MaxPool2d((1, 3)), 1, 1),
+        (nn.MaxPool2d((4, 1)), 1, 1),
+        (nn.MaxPool2d(2), 1, 1),
+        (nn.MaxPool2d(5, 3), 1, 1),
+        (nn.MaxPool2d((13, 17), 5), 0, 1),  # three columns
+    ],
+    ids=str,
+)
+def test_maxima_of_windows_that_share_little_stay_torchs(
+    pool: nn.Module, planes: int, pixels: int, training: bool
+) -> None:
+    model = opswap.swap(pool, strict=True)
+    for memory_format, ours in ((PLANES, planes), (LAST, pixels)):
+        assert kernels(model, (2, 8, 28, 28), memory_format, training=training) == ours
+        x = torch.randn(2, 8, 28, 28).contiguous(memory_format=memory_format).requires_grad_(training)
+        assert ("windows that share little" in str(opswap.explain(model, x))) == (not ours)

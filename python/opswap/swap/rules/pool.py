@@ -22,7 +22,7 @@ from opswap import functional as F
 
 from ..rule import Example, Refusal, Region, Replacement, Rule, Shapes, Sized, argument_text, calls_of, named
 from .conditions import poolable, trains
-from .pool_sizes import AVERAGE, adaptive_pays, fills_vectors, large_enough
+from .pool_sizes import AVERAGE, adaptive_pays, fills_vectors, large_enough, max_pool_pays
 
 __all__ = ["OPTIONAL", "RULES"]
 
@@ -90,7 +90,7 @@ def _prove_pool(
     options = [f"{name}={text}" for name, text in given.items() if text != defaults[name]]
     one = ", one=True" if arguments.get("output_size") in (1, (1,), (1, 1), (1, 1, 1)) else ""
     result = f"{ours.__name__}({', '.join([input, *options])})"
-    tests = (poolable, large_enough, fills_vectors, adaptive_pays, only_ours, trains)
+    tests = (poolable, large_enough, fills_vectors, adaptive_pays, only_ours, max_pool_pays, trains)
     scope = named(ours, *tests)
     condition = f"poolable({input})"
     batched = ", batched=5" if ours.__name__.endswith("3d") else ""
@@ -102,6 +102,9 @@ def _prove_pool(
         condition = f"large_enough({input}, {limits}) and fills_vectors({input}{batched}{one})"
     elif not optional:
         condition += f" and fills_vectors({input}, trains({input}){batched})"
+        if ours is F.max_pool2d:
+            windows = ", ".join(given.get(n, defaults[n]) for n in ("kernel_size", "stride", "padding"))
+            condition += f" and max_pool_pays({input}, {windows})"
         if ours is F.max_pool3d:
             condition = f"(only_ours({input}) or {condition})"
     ordered = None
