@@ -138,6 +138,10 @@ def attention(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x * 2, x + 1) / x.norm(p=2, dim=-1, keepdim=True)
 
 
+def ellipses(x: Tensor) -> Tensor:
+    return x[..., None, :2] * x.sigmoid()[..., :1, None] + x[x.argmax(-1).clamp(max=1), ..., 0].mean()
+
+
 def module_of_functions(x: Tensor) -> Tensor:
     y = opswap.functional.max_pool2d(x[None], 2)
     return F.pad(y, (1, 1)).sum(dim=(1, 2), keepdim=True, dtype=torch.float64)
@@ -145,7 +149,17 @@ def module_of_functions(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "function",
-    [attention, parts, module_of_functions, scaled, written, written_by_name, added_in_place, written_twice],
+    [
+        attention,
+        parts,
+        ellipses,
+        module_of_functions,
+        scaled,
+        written,
+        written_by_name,
+        added_in_place,
+        written_twice,
+    ],
 )
 def test_what_is_recorded(function: Callable[[Tensor], Any]) -> None:
     recording = record(

@@ -76,7 +76,7 @@ _UNDEFINED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "ne
 # Arguments with which such a function does write to a tensor, or draws random numbers.
 _WRITING = frozenset(("inplace", "training", "train", "use_input_stats", "out"))
 _FLAGGED = frozenset(("batch_norm", "instance_norm", "dropout", "dropout2d", "dropout3d"))
-_CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout)
+_CONSTANTS = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout)
 _MASKS = (torch.bool, torch.uint8)
 _MEMORY_FORMAT = torch.memory_format
 
