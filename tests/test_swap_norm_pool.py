@@ -310,3 +310,18 @@ def test_kept_in_pieces() -> None:
     for copied in (copy.deepcopy(model), copy.copy(model)):
         kernels_of(copied, x)
         assert kernels(JOINED) == 2
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_large_windows_of_contiguous_images_are_torchs(as_module: bool) -> None:
+    def body(net: Any, x: Tensor) -> Tensor:
+        y = net.act(net.norm(net.conv(x)))
+        return net.pool(y) if as_module else F.max_pool2d(y, 8)
+
+    stock = Net(body)
+    stock.pool = nn.MaxPool2d((8, 8))
+    model = swapped(stock, rules=[r for r in DEFAULT if r.name == "batch_norm_act_max_pool"])
+    assert kernels_of(model, images(), JOINED) == 0
+    assert "large windows" in str(opswap.explain(model, images()))
+    model.to(memory_format=torch.channels_last)
+    assert kernels_of(model, images().contiguous(memory_format=torch.channels_last), JOINED) == 1

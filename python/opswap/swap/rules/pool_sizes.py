@@ -19,7 +19,7 @@ from ..runtime.shown import shown
 from .conditions import poolable, trains
 from .kept import elements
 
-__all__ = ["AVERAGE", "adaptive_pays", "fills_vectors", "large_enough", "max_pool_pays"]
+__all__ = ["AVERAGE", "adaptive_pays", "far_windows", "fills_vectors", "large_enough", "max_pool_pays"]
 
 Window = tuple[tuple[int, int], ...]
 
@@ -233,12 +233,13 @@ def _few_channels(input: Tensor, in_training: bool = True, batched: int = 4, one
     return f"torch is faster on float64 and fewer than 8 channels{many} in channels_last: the input is {shown(input)}"
 
 
-def _far_windows(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> str:
+def far_windows(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0) -> str:
+    """Why `max_pool_pays` is False."""
     window = f"{kernel_size} with a stride of {stride or kernel_size}"
     return f"torch is faster on large windows that share little: {window}, the input is {shown(input)}"
 
 
 describe_condition(large_enough, _too_small)
-describe_condition(max_pool_pays, _far_windows)
+describe_condition(max_pool_pays, far_windows)
 describe_condition(adaptive_pays, _no_gain)
 describe_condition(fills_vectors, _few_channels)
