@@ -11,7 +11,6 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
 from opswap._torch import OpOverload
@@ -100,6 +99,8 @@ def _raise(tally: Tally, shape: tuple[int, ...]) -> None:
 class _Mode(FinderMode):
     """Calls every operator as it is, and shows it to the observer afterwards."""
 
+    _by_parts = True
+
     def __init__(
         self,
         observer: Observer,
@@ -115,10 +116,6 @@ class _Mode(FinderMode):
         self._known: dict[int, Known] = {}  # by id: the hash of an operator is a Python function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kernel = self._composite(func, args, kwargs) if torch.is_inference_mode_enabled() else None
-        if kernel is not None:
-            with self:
-                return kernel(*args, **kwargs)
         known = self._known.get(id(func)) or self._know(func)
         start = perf_counter_ns()
         try:

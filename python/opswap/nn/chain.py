@@ -13,7 +13,7 @@ from opswap import functional as F
 from opswap._torch import add_to_each, any_global_hook
 from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops._layout import is_strided
-from opswap.ops.chain import try_chain, try_folded
+from opswap.ops.chain import PER_STAGE, try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
 from opswap.ops.reduced_precision import output_dtype, pointwise_or_float32
 
@@ -90,7 +90,7 @@ def _try_training(input: Tensor, links: Sequence[Link]) -> Any:
     if parts is None:
         return NotImplemented
     options, tensors, counters = parts
-    moved = [t for t in tensors[3::5] if t is not None]
+    moved = [t for t in tensors[3::PER_STAGE] if t is not None]  # means
     if len({*map(id, moved)}) < len(moved) or len({*map(id, counters)}) < len(counters):
         return NotImplemented  # a cumulative average would have to count in between
     _drop_frozen(links[0][0])

@@ -110,8 +110,7 @@ def plain_cpu(tensors: Sequence[Tensor]) -> bool:
     That is: `plain_eager`, and every tensor is an ordinary one on the CPU, no subclass, with memory, and no
     conjugate or negative view that is not yet carried out.
     """
-    plain = not _compiling() and not reference_forced() and _core.plain_eager()
-    return plain and _core.plain_tensors(tensors)
+    return plain_eager() and _core.plain_tensors(tensors)
 
 
 def without_subclasses(tensors: Sequence[Any]) -> list[Any] | None:

@@ -117,8 +117,8 @@ class Operator:
         self.name = schema.split("(")[0]
         inputs, results = schema.split("->")
         self._listed, self._lists = "Tensor[]" in inputs, "Tensor[]" in results
-        self._optional = "Tensor?" in inputs
         self._count = 1 if self._listed else inputs.count("Tensor ") + inputs.count("Tensor? ")
+        self._optional = "Tensor?" in inputs
         self._kernel, self._reference = kernel, reference
         self._differentiable, self._resize, self._batch = differentiable, resize, batch
         self._join, self._split, self._in_forward_mode = join, split, in_forward_mode

@@ -51,6 +51,7 @@ __all__ = [
     "MOST_FOLDED",
     "MOST_STAGES",
     "MOST_WEIGHTS",
+    "PER_STAGE",
     "Stage",
     "chain_wins",
     "conv2d_batch_norm_act",
@@ -197,6 +198,11 @@ def _trains_bias_alone(tensors: Sequence[Tensor | None]) -> bool:
     return False
 
 
+def _from_inference(tensors: Sequence[Tensor | None]) -> bool:
+    """True for tensors of inference mode, which autograd does not save."""
+    return any([t.is_inference() for t in tensors if t is not None])  # noqa: C419, a list is faster
+
+
 def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     """The kernels for an ordinary call, running statistics moved; NotImplemented if nothing was done.
 
@@ -208,7 +214,7 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
         return NotImplemented
     try:
         if needs_graph(tensors):
-            if any([t.is_inference() for t in tensors if t is not None]):  # noqa: C419, a list is faster
+            if _from_inference(tensors):
                 return NotImplemented  # torch's error comes before running statistics move
             output = _apply(options, *tensors)
         else:
@@ -261,7 +267,7 @@ def _try_watched(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     """The same under dispatch modes. The operator counts itself."""
     if not chain_wins() or not forward_watched(tensors) or _trains_bias_alone(tensors):
         return NotImplemented
-    if any(t is not None and t.is_inference() for t in tensors):
+    if _from_inference(tensors):
         return NotImplemented
     if needs_graph(tensors):
         return _apply(options, *tensors)

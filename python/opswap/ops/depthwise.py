@@ -160,12 +160,10 @@ def takes_window(taps: Any, stride: Any, dilation: Any) -> bool:
 
 def is_depthwise(module: nn.Conv2d) -> bool:
     """True for a convolution that the kernels support, by its options alone, independent of its input."""
-    return (
-        module.groups == module.in_channels == module.out_channels
-        and takes_window(taps_of(module), module.stride, module.dilation)
-        and module.padding_mode == "zeros"
-        and _zeros(module.padding, taps_of(module), module.stride, module.dilation) is not None
-    )
+    if not module.groups == module.in_channels == module.out_channels or module.padding_mode != "zeros":
+        return False
+    window = taps_of(module), module.stride, module.dilation
+    return takes_window(*window) and _zeros(module.padding, *window) is not None
 
 
 def _zeros(padding: Any, taps: Sequence[int], stride: Pair, dilation: Pair) -> Any:
@@ -267,7 +265,7 @@ def _try_kernel(input: Any, weight: Any, bias: Any, stride: Any, padding: Any, d
         cast = _is_autocast("cpu") and input.dtype is not torch.float64
         if not cast and input.dtype is not weight.dtype:
             return NotImplemented
-        records = _grad_enabled() and needs_graph((input, weight, bias))
+        records = needs_graph((input, weight, bias))
         if records and (_transforms() or _is_tracing()):  # from which a Function would hide what it calls
             return NotImplemented
         if cast:

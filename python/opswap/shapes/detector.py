@@ -197,6 +197,8 @@ def _tolist(self: Tensor) -> Any:
 class _Mode(FinderMode):
     """Calls every operator as it is, and shows those of the list to the watcher."""
 
+    _by_parts = True
+
     def __init__(self, watcher: _Watcher, after_operator: Callable[[bool], None] | None) -> None:
         super().__init__(after_operator)
         self._watcher = watcher
@@ -205,10 +207,6 @@ class _Mode(FinderMode):
         ] = {}  # by id: the hash of an operator is a Python function
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        kernel = self._composite(func, args, kwargs) if torch.is_inference_mode_enabled() else None
-        if kernel is not None:
-            with self:
-                return kernel(*args, **kwargs)
         known = self._kinds.get(id(func))
         if known is None:
             known = self._kinds[id(func)] = (_kind_of(func), func)

@@ -19,6 +19,7 @@ __all__ = [
     "FLOATS",
     "HALVES",
     "NAME",
+    "NAME_BACKWARD",
     "Sections",
     "fits",
     "kernel",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 NAME = "grouped_linear"
+NAME_BACKWARD = f"{NAME}_backward"
 HALVES = (torch.bfloat16, torch.float16)
 FLOATS = (torch.float32, torch.float64, *HALVES)
 
@@ -132,7 +134,7 @@ def fits(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None)
 def kernel(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """On the CPU: the kernel, or the library if it is faster. The kernel refuses what does not fit."""
     if fits(sections, input, weight, bias) and _by_library(input, weight):
-        run = reference if sections else library_product
+        run = library_product if sections is None else reference
         output = run(input, weight, bias, sections)
     elif _converts(input):
         wide = [None if t is None else t.float() for t in (input, weight, bias)]
@@ -176,7 +178,7 @@ def kernel_backward(
         gradients = tuple([None if t is None else t.to(input.dtype) for t in wide])
     else:
         gradients = _run_backward(sections, mask, *tensors)
-    count_kernel(f"{NAME}_backward")
+    count_kernel(NAME_BACKWARD)
     return gradients
 
 

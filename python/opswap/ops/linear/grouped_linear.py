@@ -26,13 +26,23 @@ from .._function import (
     base_apply,
     check_memory,
     concrete_size,
+    needs_graph,
     plain_cpu,
-    records_graphs,
     tracing,
 )
 from .._stats import count_kernel, count_reference, reference_forced
 from ._operators import gradients, operator
-from ._run import FLOATS, HALVES, NAME, Sections, fits, library_product, library_wins, reference
+from ._run import (
+    FLOATS,
+    HALVES,
+    NAME,
+    NAME_BACKWARD,
+    Sections,
+    fits,
+    library_product,
+    library_wins,
+    reference,
+)
 
 __all__ = ["grouped_linear"]
 
@@ -41,7 +51,6 @@ _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 _transforms = functorch_active
 _is_tracing = torch.jit.is_tracing
-_NAME_BACKWARD = f"{NAME}_backward"
 
 
 class GroupedLinear(Function):
@@ -69,12 +78,11 @@ class GroupedLinear(Function):
             input = grad_output.new_empty_strided(ctx.input_size, (0, 0, 1))
         if weight is None:
             weight = ctx.weight
-        halves = grad_output.dtype in HALVES
-        by_library = halves and library_wins(input, weight, backward=True)
+        by_library = grad_output.dtype in HALVES and library_wins(input, weight, backward=True)
         if not _grad_enabled() and not reference_forced() and not by_library:
             made = _core.plain_grouped_linear_backward(grad_output, input, weight, ctx.sections, *needed)
             if made is not NotImplemented:
-                count_kernel(_NAME_BACKWARD)
+                count_kernel(NAME_BACKWARD)
                 return (None, *made)
         return (None, *gradients((input, weight), ctx.sections, needed, grad_output))
 
@@ -90,7 +98,7 @@ def _run_plain(sections: Sections, input: Tensor, weight: Tensor, bias: Tensor |
     alike = sections is None and all(t.dtype is input.dtype for t in tensors)
     if (
         alike
-        and fits(None, *tensors[:2], bias)
+        and fits(None, input, weight, bias)
         and _core.plain_eager_without_autocast()
         and plain_cpu(tensors)
     ):
@@ -182,9 +190,7 @@ def grouped_linear(
     if not _compiling() and not reference_forced():
         try:
             sections = None if out_features is None else tuple(out_features)
-            if records_graphs() and (
-                input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-            ):
+            if needs_graph((input, weight, bias)):
                 hidden = _transforms() or _is_tracing()  # from which a Function would hide what it calls
                 output = NotImplemented if hidden else _apply_plain(sections, input, weight, bias)
             else:

@@ -26,6 +26,7 @@ from .batch_norm import batch_norm_act, joins_activation
 __all__ = ["batch_norm_act_max_pool2d"]
 
 _NAME = "batch_norm_max_pool"
+_NAME_BACKWARD = f"{_NAME}_backward"
 _Vector = Tensor | None
 _Sides = int | Sequence[int]
 
@@ -69,7 +70,7 @@ class BatchNormActMaxPool(Function):
             arguments = (*settings, needed, *ctx.window, grad_output, offsets, *saved)
             made = _core.plain_batch_norm_max_pool_backward(*arguments)
         if made is not NotImplemented:
-            count_kernel(f"{_NAME}_backward")
+            count_kernel(_NAME_BACKWARD)
         else:
             size, memory_format = tuple(saved[0].shape), suggest_memory_format(saved[0])
             grad = max_pool_gradient(ctx.window, 1, size, memory_format, offsets, grad_output)

@@ -23,6 +23,7 @@ from .._stats import count_kernel, count_reference, reference_forced
 __all__ = ["over_mean_square"]
 
 _NAME = "over_mean_square"
+_NAME_BACKWARD = f"{_NAME}_backward"
 
 
 class OverMeanSquare(Function):
@@ -47,7 +48,7 @@ class OverMeanSquare(Function):
                 grad_output = dense_copy(grad_output, suggest_memory_format(input))
             made = _core.plain_over_mean_square_backward(grad_output, input, ctx.mean_square)
             if made is not NotImplemented:
-                count_kernel(f"{_NAME}_backward")
+                count_kernel(_NAME_BACKWARD)
                 return made
         return _gradient(grad_output, input)
 

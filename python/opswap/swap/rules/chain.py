@@ -71,7 +71,7 @@ def is_link(module: nn.Module) -> bool:
         return False
     if side == 1:
         return module.groups == 1 and stride == (1, 1) and module.weight.numel() <= MOST_WEIGHTS
-    return side in (3, 5) and stride in ((1, 1), (2, 2)) and module.groups == inputs == outputs
+    return side in (3, 5) and is_depthwise(module)
 
 
 def is_foldable(module: nn.Module) -> bool:

@@ -23,7 +23,7 @@ from ..runtime.guards import unhooked
 from .conditions import normed_fast, poolable
 from .norm import NORMS, act_of, behind, module_calls, region_of, supported_norm
 from .norm_functional import call_arguments, is_batch_norm
-from .pool_sizes import far_windows, max_pool_pays
+from .pool_sizes import far_windows, max_pool_pays, pair
 
 __all__ = ["POOLS", "RULES", "is_max_pool", "is_pool", "pool_behind", "pooling", "pooling_text"]
 
@@ -95,8 +95,7 @@ describe_condition(joined_pays, lambda input, pooling: far_windows(input, *pooli
 def _has_many_taps(pool: Node) -> bool:
     """True if the window has more taps than those for which torch's pool is never faster."""
     kernel = pool.meta["module"].kernel_size if pool.op == "call_module" else (_window_of(pool) or (0,))[0]
-    sides = (kernel, kernel) if isinstance(kernel, int) else (*kernel, kernel[-1])[:2]
-    return math.prod(sides) > _MANY_TAPS
+    return math.prod(pair(kernel)) > _MANY_TAPS
 
 
 def _find(graph: Graph) -> Iterator[Region]:

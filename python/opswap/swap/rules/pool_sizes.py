@@ -19,7 +19,15 @@ from ..runtime.shown import shown
 from .conditions import poolable, trains
 from .kept import elements
 
-__all__ = ["AVERAGE", "adaptive_pays", "far_windows", "fills_vectors", "large_enough", "max_pool_pays"]
+__all__ = [
+    "AVERAGE",
+    "adaptive_pays",
+    "far_windows",
+    "fills_vectors",
+    "large_enough",
+    "max_pool_pays",
+    "pair",
+]
 
 Window = tuple[tuple[int, int], ...]
 
@@ -175,13 +183,13 @@ def max_pool_pays(input: Any, kernel_size: Any, stride: Any = None, padding: Any
 
     Args: as of torch's max_pool2d, for an input for which `poolable` holds. What torch refuses is True.
     """
-    kernel = _pair(kernel_size)
+    kernel = pair(kernel_size)
     if not kernel or input.dim() not in (3, 4):
         return True
     taps, contiguous = kernel[0] * kernel[1], input.is_contiguous()
     if taps < _FAR_TAPS and not contiguous:
         return True
-    steps, padded = _pair(stride) or kernel, _pair(padding)
+    steps, padded = pair(stride) or kernel, pair(padding)
     if not padded or steps[0] < 1 or steps[1] < 1:
         return True
     height, width = input.shape[-2:]
@@ -194,7 +202,7 @@ def max_pool_pays(input: Any, kernel_size: Any, stride: Any = None, padding: Any
     return columns >= _FEWEST_COLUMNS and (taps <= _FEW_TAPS or 2 * reads >= 3 * height * width)
 
 
-def _pair(value: Any) -> tuple[int, ...]:
+def pair(value: Any) -> tuple[int, ...]:
     """An option of two directions; () for None, and for what is not one."""
     if isinstance(value, int):
         return value, value
