@@ -239,6 +239,66 @@ OSW_ENTRY(new_shuffled)
     return osw_enter_wide(&entry, false, &s, s.inputs + s.outputs, args, nargs);
 }
 
+/* --- memory formats --------------------------------------------------------------------------- */
+
+enum { FROM, TO, IN_LAST = 1, IN_COUNT };
+
+static int read_format(osw_call *call)
+{
+    return read_flag(call->args[IN_LAST], call->job);
+}
+
+/* A batch of images that is not empty. */
+static int make_copy(osw_call *call)
+{
+    const bool *to_last = call->job;
+    const osw_tensor *t = &call->tensors[FROM];
+    if (t->ndim != 4 || t->numel == 0 || !is_width(t->itemsize))
+        return -1;
+    return osw_call_make(call, TO, FROM, OSW_SAME_DTYPE, 4, t->size, *to_last);
+}
+
+/* Declined if the planes of the input, or its pixels, do not lie as the other format's do. */
+static int run_format(osw_call *call)
+{
+    const bool *to_last = call->job;
+    const osw_tensor *t = call->tensors;
+    const int planes = *to_last ? FROM : TO, pixels = *to_last ? TO : FROM;
+    const int64_t channels = t->size[1], pixel_bytes = channels * t->itemsize;
+    osw_segment from = {.channels = channels}, to = {.channels = channels};
+    if (!fill_segment(call, planes, FORM_PLANES, &from) ||
+        !fill_segment(call, pixels, FORM_PIXELS, &to) ||
+        (plane_size(t) > 1 && to.pixel_step != pixel_bytes))
+        return -1;
+    osw_stream *streams = osw_call_room(call, (size_t)channels * sizeof *streams);
+    if (!streams)
+        return -1;
+    osw_plan plan;
+    osw_run run;
+    osw_plan_format(&plan, &run, streams, &from, &to, t->size[0], plane_size(t), t->itemsize,
+                    *to_last);
+    calls[plan.transpose_id]++;
+    const osw_running running =
+        osw_run_begin("memory_format", t->numel * t->itemsize > OSW_GRAIN_BYTES);
+    osw_plan_execute(&plan);
+    osw_run_end(running);
+    return 0;
+}
+
+OSW_ENTRY(new_format)
+{
+    static const osw_entry entry = {.called = "new_format",
+                                    .name = "memory_format",
+                                    .arguments = IN_COUNT,
+                                    .numbers = read_format,
+                                    OSW_READS(0, 1, FROM),
+                                    OSW_STEPS(make_copy, run_format),
+                                    .result = TO,
+                                    .results = 1};
+    bool to_last = false;
+    return osw_enter(&entry, true, &to_last, args, nargs);
+}
+
 #define VARIANT_NAME(index, name) [index] = name,
 OSW_ENTRY_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
 
@@ -246,6 +306,8 @@ PyMethodDef osw_channels_methods[] = {
     OSW_ENTRY_LINE(new_shuffled,
                    "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
                    "tuple of new tensors, or NotImplemented if an input must be dense first"),
+    OSW_ENTRY_LINE(new_format, "new_format(input, channels_last) -> images in the other memory "
+                               "format, or NotImplemented"),
     OSW_ENTRY_COUNTS_LINE(channels_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -5,6 +5,7 @@
 
 #include "channels/channels.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* One tensor as the shuffle sees it: `channels` channels, channel c of image n and pixel p at
@@ -62,6 +63,13 @@ void osw_plan_pixels(osw_plan *plan, const osw_shuffle *shuffle, int64_t images,
 /* Lists for channels whose planes are dense, plane_bytes each. */
 void osw_plan_planes(osw_plan *plan, const osw_shuffle *shuffle, int64_t images,
                      int64_t plane_bytes, void *scratch);
+
+/* From planes to pixels (interleave) or back: the channels of `planes`, each of which has its
+ * `pixels` pixels one after another, and those of `wide`, which has whole pixels one after another.
+ * streams: as many as channels. */
+void osw_plan_format(osw_plan *plan, osw_run *run, osw_stream *streams, const osw_segment *planes,
+                     const osw_segment *wide, int64_t images, int64_t pixels,
+                     int64_t element_bytes, bool interleave);
 
 /* Do the work on torch's threads. */
 void osw_plan_execute(const osw_plan *plan);

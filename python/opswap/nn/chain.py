@@ -142,8 +142,6 @@ def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLi
 
     NotImplemented if nothing was done, also for an input that would be converted in vain.
     """
-    if isinstance(input, Tensor) and input.dim() == 4 and is_strided(input) and input.stride(1) != 1:
-        return NotImplemented  # planes, which no chain reads
     if not _is_autocast("cpu"):
         return chain(input, links)
     if not input.is_contiguous(memory_format=torch.channels_last):

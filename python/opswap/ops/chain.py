@@ -42,6 +42,8 @@ from ._function import (
     without_autocast,
     without_subclasses,
 )
+from ._layout import suggest_memory_format
+from ._planes import has_planes, to_pixels, to_planes
 from ._stats import count_kernel, count_reference
 from .norm import batch_norm_act, check_activation
 
@@ -93,12 +95,35 @@ class Stage(NamedTuple):
     eps: float = 1e-5
 
 
+def _pixels(input: Any) -> Any:
+    return to_pixels(input) if has_planes(input) else input
+
+
+def _as_parts(output: Tensor, tensors: Sequence[Tensor | None], per_stage: int) -> Tensor:
+    """The output of a chain in the memory format that its parts give it: contiguous, but for the input or a weight."""
+    if not has_planes(tensors[0]) or any(
+        suggest_memory_format(w) is torch.channels_last for w in tensors[1::per_stage] if w is not None
+    ):
+        return output
+    return to_planes(output)
+
+
+def _run(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
+    """`_core.plain_chain`, of planes too."""
+    input, *parameters = tensors
+    made = _core.plain_chain(options, (_pixels(input), *parameters))
+    if made is NotImplemented:
+        return made
+    output, *kept = made
+    return (_as_parts(output, tensors, PER_STAGE), *kept)
+
+
 class ConvChain(Function):
     """For calls that only autograd records, or modes that see a chain as one operator."""
 
     @staticmethod
     def forward(ctx: Any, options: Options, *tensors: Tensor | None) -> Tensor:
-        made = (run_watched if dispatch_modes() else _core.plain_chain)(options, tensors)
+        made = (run_watched if dispatch_modes() else _run)(options, tensors)
         if made is NotImplemented:
             raise DeclinedError
         output, *kept = made
@@ -149,8 +174,15 @@ def _kernel_backward(
 ) -> Any:
     if not plain_cpu((grad_output,)):
         return NotImplemented
-    grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-    return _core.plain_chain_backward(options, tensors, grad_output, statistics, zs, needed)
+    if not grad_output.is_contiguous(memory_format=torch.channels_last):
+        grad_output = to_pixels(grad_output)
+    input, *parameters = tensors
+    arguments = (options, (_pixels(input), *parameters), grad_output, statistics, zs, needed)
+    made = _core.plain_chain_backward(*arguments)
+    if made is NotImplemented or made[0] is None or not has_planes(input):
+        return made
+    grad_input, *others = made
+    return (to_planes(grad_input), *others)
 
 
 def _reference(options: Options, input: Tensor, *parameters: Tensor | None, training: bool = True) -> Tensor:
@@ -218,7 +250,7 @@ def try_chain(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
                 return NotImplemented  # torch's error comes before running statistics move
             output = _apply(options, *tensors)
         else:
-            made = _core.plain_chain(options, tensors)
+            made = _run(options, tensors)
             if made is NotImplemented:
                 return made
             output = made[0]
@@ -245,10 +277,13 @@ def try_folded(
     """
     if not plain_eager() or not chain_wins() or needs_graph(tensors):
         return NotImplemented
-    made = _core.plain_chain_folded(options, tensors, folded)
-    if made is not NotImplemented:
-        count_kernel(_NAME)
-    return made
+    input, *parameters = tensors
+    made = _core.plain_chain_folded(options, (_pixels(input), *parameters), folded)
+    if made is NotImplemented:
+        return made
+    count_kernel(_NAME)
+    output, weights = made
+    return _as_parts(output, tensors, PER_STAGE + 1), weights
 
 
 def folded_arguments(

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+"""Images between the two memory formats, for operators whose kernels read channels_last alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opswap import _core
+
+from ._layout import is_strided
+
+__all__ = ["has_planes", "to_pixels", "to_planes"]
+
+
+def has_planes(input: Any) -> bool:
+    """True for images whose channels are not neighbours in memory."""
+    return isinstance(input, Tensor) and input.dim() == 4 and is_strided(input) and input.stride(1) != 1
+
+
+def to_pixels(input: Tensor) -> Tensor:
+    """These images in channels_last. They are ordinary tensors of a call that nothing watches."""
+    made = _core.new_format(input, True)
+    return input.contiguous(memory_format=torch.channels_last) if made is NotImplemented else made
+
+
+def to_planes(images: Tensor) -> Tensor:
+    """The same in the contiguous format."""
+    made = _core.new_format(images, False)
+    return images.contiguous() if made is NotImplemented else made
