@@ -11,6 +11,8 @@
  * variances. The gradients are those of the tensors, None for what `needed`, of as many bools, does
  * not ask for, and for running statistics.
  *
+ *     chain_fits(options, tensors) -> True if plain_chain supports them but for the input's format
+ *
  * All return NotImplemented for everything that is not the kernels': other memory formats, sizes
  * or dtypes, what would be an error, calls that torch's dispatcher has to see. */
 #include "binding/chain_call.h"
@@ -109,6 +111,16 @@ OSW_ENTRY(plain_chain)
                                     .numbers = osw_chain_read_options,
                                     OSW_STEPS(osw_chain_describe, make_results, run_forward),
                                     .give = give_results};
+    return osw_chain_enter(&entry, false, args, nargs);
+}
+
+OSW_ENTRY(chain_fits)
+{
+    static const osw_entry entry = {.name = "conv_chain",
+                                    .arguments = 2,
+                                    .numbers = osw_chain_read_options,
+                                    OSW_STEPS(osw_chain_describe_any),
+                                    .give = osw_chain_give_true};
     return osw_chain_enter(&entry, false, args, nargs);
 }
 
@@ -212,6 +224,8 @@ PyMethodDef osw_chain_methods[] = {
     OSW_ENTRY_LINE(plain_chain_backward, "plain_chain_backward(options, tensors, grad_output, "
                                          "statistics, zs, needed) -> gradients of "
                                          "the tensors, or NotImplemented"),
+    OSW_ENTRY_LINE(chain_fits, "chain_fits(options, tensors) -> True if plain_chain supports these "
+                               "but for the input's memory format, or NotImplemented"),
     OSW_ENTRY_NO_ARGS_LINE(chain_leads, "Whether the kernels of the tier in use are fast."),
     OSW_ENTRY_COUNTS_LINE(chain_variants),
     {NULL, NULL, 0, NULL},

@@ -7,6 +7,9 @@
  * be None together. folded: an opaque tensor of the weights with their normalisations, which a call
  * makes if it gets None or one of another tier.
  *
+ * chain_folded_fits(options, tensors, folded) -> True if plain_chain_folded supports these but for
+ * the input's memory format.
+ *
  * prepare_chain(options, tensors, folded) -> what run_prepared_chain(prepared, input) needs for the
  * output of a call with these arguments, if the input is of the same kind. The memory of the
  * tensors is kept; whether they still have it, the caller has to see. */
@@ -143,6 +146,23 @@ OSW_ENTRY(plain_chain_folded)
     return osw_chain_enter(&entry, true, args, nargs);
 }
 
+static int check_folds(osw_call *call)
+{
+    const osw_chain *chain = &((osw_chain_call *)call->job)->chain;
+    const bool kept = call->args[F_FOLDED] != Py_None;
+    return osw_chain_folds(chain) && osw_chain_repays(chain, kept) ? 0 : -1;
+}
+
+OSW_ENTRY(chain_folded_fits)
+{
+    static const osw_entry entry = {.name = "conv_chain",
+                                    .arguments = F_COUNT,
+                                    .numbers = osw_chain_read_options,
+                                    OSW_STEPS(osw_chain_describe_any, check_folds),
+                                    .give = osw_chain_give_true};
+    return osw_chain_enter(&entry, true, args, nargs);
+}
+
 /* --- prepared --------------------------------------------------------------------------------- */
 
 /* A vector that was folded, and the copy of it behind the folded weights. */
@@ -273,6 +293,9 @@ PyMethodDef osw_chain_folded_methods[] = {
     OSW_ENTRY_LINE(plain_chain_folded,
                    "plain_chain_folded(options, tensors, folded) -> (output, folded), or "
                    "NotImplemented"),
+    OSW_ENTRY_LINE(chain_folded_fits,
+                   "chain_folded_fits(options, tensors, folded) -> True if plain_chain_folded "
+                   "supports these but for the input's memory format, or NotImplemented"),
     OSW_ENTRY_LINE(prepare_chain, "prepare_chain(options, tensors, folded) -> what "
                                   "run_prepared_chain needs, or NotImplemented"),
     OSW_ENTRY_LINE(run_prepared_chain,

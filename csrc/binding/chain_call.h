@@ -36,6 +36,7 @@ extern uint64_t osw_chain_calls[OSW_CHAIN_COUNT];
 typedef struct osw_chain_call {
     osw_chain chain;
     bool folded;
+    bool any_format; /* of the input, which is not read */
     double momentum[OSW_CHAIN_MOST_STAGES];
     int64_t groups[OSW_CHAIN_MOST_STAGES]; /* in evaluation */
     Py_ssize_t per_stage, count;           /* of tensors */
@@ -58,6 +59,12 @@ osw_step osw_chain_read_options;
 
 /* The second argument, its tensors, and the chain that they are. */
 osw_step osw_chain_describe;
+
+/* The same of an input in any memory format, which nothing can be computed of. */
+osw_step osw_chain_describe_any;
+
+/* True: what a call gives that only had to fit. */
+PyObject *osw_chain_give_true(const osw_call *call);
 
 /* Make an image of the size of a stage's output, or of its input. NULL with an exception. */
 float *osw_chain_make_image(osw_call *call, Py_ssize_t role, const osw_chain_stage *s,

@@ -176,13 +176,12 @@ void osw_plan_planes(osw_plan *plan, const osw_shuffle *s, int64_t images, int64
 
 /* An image is the transpose of its planes: one run, whose columns are the pixels. */
 void osw_plan_format(osw_plan *plan, osw_run *run, osw_stream *streams, const osw_segment *planes,
-                     const osw_segment *wide, int64_t images, int64_t pixels,
-                     int64_t element_bytes, bool interleave)
+                     const osw_segment *wide, int64_t images, int64_t pixels, int64_t element_bytes,
+                     bool interleave)
 {
     assert(images >= 1 && pixels >= 1 && planes->channels >= 1);
     for (int64_t c = 0; c < planes->channels; c++)
-        streams[c] =
-            (osw_stream){planes->base + c * planes->channel_step, planes->image_step, 0};
+        streams[c] = (osw_stream){planes->base + c * planes->channel_step, planes->image_step, 0};
     *run = (osw_run){planes->channels, pixels, {wide->base, wide->image_step, 0}, streams};
     *plan = (osw_plan){.runs = run,
                        .run_count = 1,

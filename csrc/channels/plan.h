@@ -68,8 +68,8 @@ void osw_plan_planes(osw_plan *plan, const osw_shuffle *shuffle, int64_t images,
  * `pixels` pixels one after another, and those of `wide`, which has whole pixels one after another.
  * streams: as many as channels. */
 void osw_plan_format(osw_plan *plan, osw_run *run, osw_stream *streams, const osw_segment *planes,
-                     const osw_segment *wide, int64_t images, int64_t pixels,
-                     int64_t element_bytes, bool interleave);
+                     const osw_segment *wide, int64_t images, int64_t pixels, int64_t element_bytes,
+                     bool interleave);
 
 /* Do the work on torch's threads. */
 void osw_plan_execute(const osw_plan *plan);

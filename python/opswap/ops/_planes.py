@@ -20,10 +20,10 @@ def has_planes(input: Any) -> bool:
     return isinstance(input, Tensor) and input.dim() == 4 and is_strided(input) and input.stride(1) != 1
 
 
-def to_pixels(input: Tensor) -> Tensor:
-    """These images in channels_last. They are ordinary tensors of a call that nothing watches."""
-    made = _core.new_format(input, True)
-    return input.contiguous(memory_format=torch.channels_last) if made is NotImplemented else made
+def to_pixels(images: Tensor) -> Tensor:
+    """Plain images of the CPU in channels_last."""
+    made = _core.new_format(images, True)
+    return images.contiguous(memory_format=torch.channels_last) if made is NotImplemented else made
 
 
 def to_planes(images: Tensor) -> Tensor:
