@@ -348,7 +348,6 @@ def test_errors_of_its_own() -> None:
 
 REST: dict[str, Callable[[], tuple[Tensor, list[Stage]]]] = {
     "nine stages": lambda: make((2, 16, 4, 4), [Part(16)] * 9),
-    "contiguous": lambda: (lambda x, s: (x.detach().contiguous().requires_grad_(), s))(*make(*SMALL)),
     "slice of channels": lambda: (lambda x, s: (x.detach()[:, :17].requires_grad_(), s))(
         make((2, 19, 7, 6), ())[0], make(*SMALL)[1]
     ),

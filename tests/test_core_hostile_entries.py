@@ -71,6 +71,8 @@ ENTRIES = {
     "amax_backward": lambda n: _core.plain_amax_backward(
         image(*BIG), image(4, 64, 1, 1), fresh(4, 64, dtype=torch.int32), image(4, 64, 1, 1)),
     "chain": lambda n: _core.plain_chain(*chain(n)),
+    "chain_fits": lambda n: _core.chain_fits(*chain(n)),
+    "chain_folded_fits": lambda n: _core.chain_folded_fits(*chain(n, windows=True), None),
     "chain_backward": lambda n: _core.plain_chain_backward(
         *chain(n), image(*BIG), statistics(128), (image(*BIG),), (True,) * 6),
     "chain_folded": lambda n: _core.plain_chain_folded(*chain(n, windows=True), None),
@@ -219,6 +221,13 @@ if prepared is not NotImplemented:
 for odd in odds:
     attempt("options", lambda: _core.plain_chain(odd, tensors))
     attempt("tensors", lambda: _core.plain_chain(options, odd))
+    attempt("fits", lambda: _core.chain_fits(odd, tensors))
+    attempt("fits", lambda: _core.chain_fits(options, odd))
+    attempt("folds", lambda: _core.chain_folded_fits(odd, tensors, None))
+    attempt("folds", lambda: _core.chain_folded_fits(wide, odd, None))
+    attempt("folds", lambda: _core.chain_folded_fits(wide, tensors, odd))
+    attempt("format", lambda: _core.new_format(odd, True))
+    attempt("format", lambda: _core.new_format(x, odd))
     attempt("folded options", lambda: _core.plain_chain_folded(odd, tensors, None))
     attempt("folded tensors", lambda: _core.plain_chain_folded(wide, odd, None))
     attempt("folded", lambda: _core.plain_chain_folded(wide, tensors, odd))
@@ -263,6 +272,10 @@ for ndim in range(9):
     attempt("ndim", lambda: _core.plain_conv(t, t, None, 1, 0, 1))
     attempt("ndim", lambda: _core.plain_pointwise(t, t, None, 1))
     attempt("ndim", lambda: _core.plain_chain(options, (t,) * 6))
+    attempt("ndim", lambda: _core.chain_fits(options, (t,) * 6))
+    attempt("ndim", lambda: _core.chain_folded_fits(wide, (t,) * 6, None))
+    for last in (False, True):
+        attempt("ndim", lambda: _core.new_format(t, last))
     attempt("ndim", lambda: _core.plain_chain_folded(wide, (t,) * 6, None))
 """
     )

@@ -101,7 +101,7 @@ def _in_planes(tensors: Sequence[Any], fits: Callable[[], Any]) -> bool:
 
 
 def _as_parts(output: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
-    """The output for contiguous images in the format that its parts give it, that of a weight in channels_last."""
+    """The output for contiguous images, or their gradient, in the format that convolutions by these weights give it."""
     if any(w is not None and suggest_memory_format(w) is torch.channels_last for w in weights):
         return output
     return to_planes(output)
@@ -184,7 +184,7 @@ def _kernel_backward(
     if made is NotImplemented or made[0] is None or not planar:
         return made
     grad_input, *others = made
-    return (to_planes(grad_input), *others)
+    return (_as_parts(grad_input, tensors[1:2]), *others)
 
 
 def _reference(options: Options, input: Tensor, *parameters: Tensor | None, training: bool = True) -> Tensor:
