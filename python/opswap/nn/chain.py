@@ -135,8 +135,6 @@ def _pays_for_planes(links: Sequence[FoldedLink]) -> bool:
 
 def _try_evaluation(input: Tensor, links: Sequence[FoldedLink]) -> Any:
     """The chain with its normalisations folded into the weights; NotImplemented if nothing was done."""
-    if has_planes(input) and not _pays_for_planes(links):
-        return NotImplemented
     frozen = links[0][0].__dict__.get(FROZEN)
     if frozen is None or type(links[0][1]) is NormCall:  # whose tensors no seal watches
         parts = _gather(links)
@@ -156,9 +154,12 @@ def _try_cast(chain: Callable[..., Any], input: Tensor, links: Sequence[FoldedLi
 
     NotImplemented if nothing was done, also for an input that would be converted in vain.
     """
+    planar = has_planes(input)
+    if planar and chain is _try_evaluation and not _pays_for_planes(links):
+        return NotImplemented
     if not _is_autocast("cpu"):
         return chain(input, links)
-    if not input.is_contiguous(memory_format=torch.channels_last):
+    if not planar and not input.is_contiguous(memory_format=torch.channels_last):
         return NotImplemented
     dtype = output_dtype((input, *[convolution.weight for convolution, *_ in links]))
     if dtype is None:
