@@ -258,7 +258,15 @@ def test_single_convolutions_in_channels_last_still_fold(window: tuple[int, ...]
 # --- new_format -----------------------------------------------------------------------------------
 
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128)
-SIZES = [(1, 1, 1, 1), (2, 1, 3, 5), (1, 5, 1, 1), (3, 17, 5, 7), (2, 33, 8, 8), (1, 64, 3, 31), (5, 3, 20, 21)]
+SIZES = [
+    (1, 1, 1, 1),
+    (2, 1, 3, 5),
+    (1, 5, 1, 1),
+    (3, 17, 5, 7),
+    (2, 33, 8, 8),
+    (1, 64, 3, 31),
+    (5, 3, 20, 21),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -27,19 +27,33 @@ static void LOCAL(ask_rows)(const osw_product *p, int64_t m, int64_t end, int64_
             prefetch_near((const char *)a + i);
 }
 
-/* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. */
+/* Bring into L1 columns [j, j + columns) of the terms [d, d + terms) of b. */
+static void
+LOCAL(ask_columns)(const osw_product *p, int64_t j, int64_t columns, int64_t d, int64_t terms)
+{
+    const ELEMENT *b = (const ELEMENT *)p->b + d * p->b_term + j;
+    for (; terms > 0; terms--, b += p->b_term)
+        for (int64_t i = 0; i < columns * (int64_t)sizeof(ELEMENT); i += 64)
+            prefetch_near((const char *)b + i);
+}
+
+/* Rows [m, end) of c, from column j on, terms [d, d + terms), by one panel. Each tile asks for its
+ * share of the next panel's `ahead` columns. */
 static void
 LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, int64_t vectors,
                            int64_t last, int64_t d, int64_t terms, const ELEMENT *panel,
-                           int64_t panel_step)
+                           int64_t panel_step, int64_t ahead)
 {
     const bool adds = d > 0 || p->adds, asks = p->asks && j == 0;
     const ELEMENT *a = p->a;
-    const int64_t most = tile_rows[vectors];
-    for (int64_t rows; m < end; m += rows) {
+    const int64_t most = tile_rows[vectors], shares = osw_ceil(end - m, most);
+    for (int64_t rows, i = 0; m < end; m += rows, i++) {
         rows = rows_of_tile(p, m, end, most);
         if (asks)
             LOCAL(ask_rows)(p, m + rows, end, most, d, terms);
+        if (ahead)
+            LOCAL(ask_columns)(p, j + vectors * VLANES, ahead, d + terms * i / shares,
+                        terms * (i + 1) / shares - terms * i / shares);
         ELEMENT *const c = (ELEMENT *)p->c + place_in(p, p->c_steps, p->c_row, m) + j;
         const osw_tile tile = {
             .terms = terms,
@@ -78,16 +92,6 @@ LOCAL(pack_terms)(const osw_product *p, int64_t j, int64_t d, int64_t terms, int
     }
 }
 
-/* Bring into L1 columns [j, j + columns) of the terms [d, d + terms) of b. */
-static void
-LOCAL(ask_columns)(const osw_product *p, int64_t j, int64_t columns, int64_t d, int64_t terms)
-{
-    const ELEMENT *b = (const ELEMENT *)p->b + d * p->b_term + j;
-    for (; terms > 0; terms--, b += p->b_term)
-        for (int64_t i = 0; i < columns * (int64_t)sizeof(ELEMENT); i += 64)
-            prefetch_near((const char *)b + i);
-}
-
 /* All panels of columns [j, j + columns), of the terms [d, d + terms). */
 static void
 LOCAL(pack_apart)(const osw_product *p, int64_t j, int64_t columns, int64_t d, int64_t terms,
@@ -111,6 +115,8 @@ static void LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t
     /* Small panels are fetched again sooner than pages of c are opened again. */
     const bool few = terms <= FEW_TERMS && p->c_row * (int64_t)sizeof(ELEMENT) >= PAGE_BYTES;
     const int64_t block = osw_max_int(few ? 1 : ROW_BLOCK_BYTES / row_bytes, 1) * TILE_ROWS;
+    const bool once =
+        end - begin <= block && !p->apart_b; /* each panel may take the last one's place */
     if (p->apart_b)
         LOCAL(pack_apart)(p, j, columns, d, terms, panels);
     for (int64_t m = begin; m < end; m += block) {
@@ -120,14 +126,13 @@ static void LOCAL(multiply_columns)(const osw_product *p, int64_t begin, int64_t
             const int64_t width = vectors * VLANES, count = osw_min_int(rest, width);
             const bool packs =
                 p->transposed || p->b_steps || p->apart_b || p->rows > FEW_ROWS || count < width;
-            ELEMENT *const panel = panels + k * terms;
+            ELEMENT *const panel = panels + (once ? 0 : k * terms);
             const ELEMENT *const b = packs ? panel : (const ELEMENT *)p->b + d * p->b_term + j + k;
             const int64_t b_term = packs ? width : p->b_term, last = count - width + VLANES;
             if (packs && !p->apart_b && m == begin)
                 LOCAL(pack_terms)(p, j + k, d, terms, count, width, panel);
-            if (p->asks_b && m == begin)
-                LOCAL(ask_columns)(p, j + k + count, osw_min_int(rest - count, width), d, terms);
-            LOCAL(multiply_panel)(p, m, next, j + k, vectors, last, d, terms, b, b_term);
+            const int64_t ahead = p->asks_b && m == begin ? osw_min_int(rest - count, width) : 0;
+            LOCAL(multiply_panel)(p, m, next, j + k, vectors, last, d, terms, b, b_term, ahead);
             k += width;
         }
     }

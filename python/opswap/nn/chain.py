@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from opswap import functional as F
 from opswap._torch import add_to_each, any_global_hook
-from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops._convolution import taps_of
+from opswap.ops._function import plain_eager, without_autocast
 from opswap.ops._planes import has_planes
 from opswap.ops.chain import PER_STAGE, try_chain, try_folded
 from opswap.ops.norm import activate, is_watched
@@ -125,8 +125,8 @@ def _gather(links: Sequence[FoldedLink]) -> Parts | None:
 def _pays_for_planes(links: Sequence[FoldedLink]) -> bool:
     """True if a chain in evaluation is faster on contiguous images, which it puts into channels_last and back.
 
-    Measured on an Intel Xeon: two convolutions and more are 1.4 to 2 times as fast as one by one; single ones, and those
-    of larger dense windows, for which torch's library is fast on planes too, 0.7 to 0.95 times.
+    Measured on an Intel Xeon: two convolutions and more are 1.4 to 2 times as fast as one by one; single ones, and
+    those of larger dense windows, for which torch's library is fast on planes too, 0.7 to 0.95 times.
     """
     return len(links) > 1 and all(
         convolution.groups > 1 or taps_of(convolution) == (1, 1) for convolution, *_ in links

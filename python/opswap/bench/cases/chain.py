@@ -5,8 +5,8 @@
 gives the gradients of the input and of all parameters; a "step" is forward and backward. The gradients of the weights
 of convolutions are compared: that of a bias which another normalisation follows is only rounding error.
 "inference" has the running statistics and no graph, for one image too; "conv_chain, frozen" keeps the folded weights,
-as `opswap.freeze` does. "conv_folded" is a dense convolution, its BatchNorm and ReLU, in evaluation: shapes of LPRNet,
-stems, and ResNet's windows.
+as `opswap.freeze` does. Contiguous images (NCHW) go into channels_last and back. "conv_folded" is a dense convolution,
+its BatchNorm and ReLU, in evaluation: shapes of LPRNet, stems, and ResNet's windows.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ Plan = tuple[tuple[int, int, int, str | None], ...]  # per stage: outputs, side,
 Pair = tuple[int, int]
 
 _DIRECTIONS = ("forward", "backward", "step")
+_FORMATS = {"NHWC": torch.channels_last, "NCHW": torch.contiguous_format}
 # Of the largest value: a value at the kink of an activation may fall on either side.
 _TOLERANCE = 2e-2
 
@@ -71,22 +72,33 @@ _DENSE: tuple[tuple[str, int, Pair, int, Pair, int, Pair], ...] = (
 
 
 def cases(batch: int) -> Iterator[Case]:
-    """Every chain in float32."""
-    for name, channels, side, plan in _CHAINS:
-        shape = (batch, channels, side, side)
-        text = f"{shape_text(shape)} {name}"
-        for direction in _DIRECTIONS:
-            for case, other in (("conv_chain", "torch"), ("conv_chain, parts", "parts")):
-                build = partial(_build, shape, plan, direction, other)
-                yield Case(case, text, "float32", direction, build, {"opswap": "NHWC"}, tolerance=_TOLERANCE)
-        for images in sorted({batch, 1}, reverse=True):
-            text = f"{images},{shape_text(shape[1:])} {name}"
-            forms = (("conv_chain", "torch"), ("conv_chain, parts", "parts"), ("conv_chain, frozen", "torch"))
-            for case, other in forms:
-                build = partial(_inference, (images, *shape[1:]), plan, other, case.endswith("frozen"))
-                yield Case(
-                    case, text, "float32", "inference", build, {"opswap": "NHWC"}, tolerance=_TOLERANCE
-                )
+    """Every chain in float32; every other one in the contiguous format too."""
+    for chain in _CHAINS:
+        yield from _in_format(batch, chain, "NHWC")
+    for chain in _CHAINS[::2]:
+        yield from _in_format(batch, chain, "NCHW")
+    yield from _dense(batch)
+
+
+def _in_format(batch: int, chain: tuple[str, int, int, Plan], layout: str) -> Iterator[Case]:
+    name, channels, side, plan = chain
+    shape = (batch, channels, side, side)
+    text = f"{shape_text(shape)} {name}"
+    forms = [("conv_chain", "torch"), ("conv_chain, parts", "parts")]
+    for direction in _DIRECTIONS:
+        for case, other in forms:
+            build = partial(_build, shape, plan, direction, other, layout)
+            yield Case(case, text, "float32", direction, build, {"opswap": layout}, tolerance=_TOLERANCE)
+    if layout == "NHWC":
+        forms.append(("conv_chain, frozen", "torch"))
+    for images in sorted({batch, 1}, reverse=True):
+        text = f"{images},{shape_text(shape[1:])} {name}"
+        for case, other in forms:
+            build = partial(_inference, (images, *shape[1:]), plan, other, case.endswith("frozen"), layout)
+            yield Case(case, text, "float32", "inference", build, {"opswap": layout}, tolerance=_TOLERANCE)
+
+
+def _dense(batch: int) -> Iterator[Case]:
     for name, channels, size, *window in _DENSE:
         for images in sorted({batch, 1}, reverse=True):
             shape = (images, channels, *size)
@@ -132,8 +144,8 @@ def _one_by_one(x: Tensor, stages: list[Stage], ours: bool, training: bool = Tru
     return x
 
 
-def _inference(shape: tuple[int, ...], plan: Plan, other: str, frozen: bool) -> dict[str, Step]:
-    x = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+def _inference(shape: tuple[int, ...], plan: Plan, other: str, frozen: bool, layout: str) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=_FORMATS[layout])
     stages = _stages(shape[1], plan)
     options, tensors = folded_arguments(x, stages)
     with torch.no_grad():
@@ -152,15 +164,15 @@ def _inference(shape: tuple[int, ...], plan: Plan, other: str, frozen: bool) -> 
     return {other: theirs, "opswap": ours}
 
 
-def _build(shape: tuple[int, ...], plan: Plan, direction: str, other: str) -> dict[str, Step]:
-    x = torch.randn(shape).contiguous(memory_format=torch.channels_last).requires_grad_()
+def _build(shape: tuple[int, ...], plan: Plan, direction: str, other: str, layout: str) -> dict[str, Step]:
+    x = torch.randn(shape).contiguous(memory_format=_FORMATS[layout]).requires_grad_()
     stages = _stages(shape[1], plan)
     leaves = [x, *(t for s in stages for t in (s.weight, s.norm_weight, s.norm_bias) if t is not None)]
     forms = {
         other: lambda: _one_by_one(x, stages, other == "parts"),
         "opswap": lambda: F.conv_chain(x, stages),
     }
-    gradient = torch.randn_like(forms["opswap"]()).contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn_like(forms["opswap"]()).contiguous(memory_format=_FORMATS[layout])
 
     runs = {name: DIRECTIONS[direction](form, leaves, gradient) for name, form in forms.items()}
     return runs if direction == "forward" else {name: _of_weights(run) for name, run in runs.items()}
