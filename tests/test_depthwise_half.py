@@ -134,7 +134,10 @@ def test_what_stays_torchs(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype):
         assert depthwise_able(layer, x) and depthwise_able(layer, x.to(dtype))
         assert not depthwise_able(layer, x.double())
-        assert not depthwise_able(layer, x.contiguous()) and not depthwise_able(layer, x[:, :4])
+        assert depthwise_able(layer, x.contiguous()) and not depthwise_able(
+            layer, x.contiguous().transpose(2, 3)
+        )
+        assert not depthwise_able(layer, x[:, :4])
         opswap.reset_stats()
         wide = F.depthwise_conv2d(x.double(), w.double(), b.double())
         assert wide.dtype is torch.float64 and counts() == ({"depthwise_conv2d": 1}, {})

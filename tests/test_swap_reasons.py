@@ -173,12 +173,15 @@ def test_norms() -> None:
 )
 def test_convolutions() -> None:
     x = torch.randn(2, 16, 4, 4)
-    assert "memory_format=torch.channels_last" in why(nn.Conv2d(16, 16, 3, padding=1, groups=16), x)
+    large = why(nn.Conv2d(16, 16, 3, padding=1, groups=16), torch.randn(2, 16, 128, 128))
+    assert "torch is as fast on contiguous images of this size" in large
+    assert "memory_format=torch.channels_last" in large
     assert "contiguous images without a stride: it is (2, 1)" in why(nn.Conv2d(16, 16, 1, (2, 1)), x)
     one = torch.randn(2, 512, 1, 1)
     assert "torch is faster on 2 pixels" in why(nn.Conv2d(512, 512, 1), one)
     last = torch.randn(2, 64, 8, 8).contiguous(memory_format=LAST)
     assert "products" in why(nn.Conv2d(64, 64, 3), last)
+    assert "memory_format=torch.channels_last" in why(nn.Conv2d(64, 64, 3), last.contiguous())
     assert "none is needed" in why(nn.Conv2d(64, 64, 3), last, grad=False)
     few = nn.Conv2d(4, 4, 3, groups=4)
     assert "fewer than 8 channels" in why(few, torch.randn(2, 4, 8, 8).contiguous(memory_format=LAST))

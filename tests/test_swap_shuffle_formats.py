@@ -86,7 +86,7 @@ def test_shuffles_keep_channels_last(groups: int, rule: str, act: bool) -> None:
     model = opswap.swap(copy.deepcopy(stock))
     assert ran(model, images())[rule] == 2
     if depthwise_wins():
-        assert ran(model, images())["depthwise_conv"] == 2  # the kernels support channels_last alone
+        assert ran(model, images())["depthwise_conv"] == 2
     assert_model_as_near(model, stock, lambda: (images(),))
 
 

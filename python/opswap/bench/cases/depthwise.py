@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Depthwise convolutions at the shapes of ShuffleNetV2 x1.0, ConvNeXt, EdgeNeXt, LR-ASPP, GhostNetV2 and InceptionNeXt,
-against torch's own in channels_last; of contiguous images with a weight in channels_last at those of EfficientViM.
+against torch's own in channels_last; of contiguous images with a weight in channels_last at those of EfficientViM, and
+of contiguous images with an ordinary weight, some of which are torch's in some directions.
 
 A forward records its graph; a backward gives the gradients of input and weight, a "step" is both. A payload is half of
 what a kernel must move: input and output forward; both, their gradients and no output backward.
@@ -53,16 +54,34 @@ _SHAPES: tuple[tuple[int, int, int | tuple[int, int], int, int], ...] = (
 _IN_16_BITS = (*_SHAPES[:9], (96, 56, 5, 2, 1))
 # Contiguous images, which both copy into channels_last.
 _MIXED = ((147, 14, 3, 1, 1), (75, 7, 3, 1, 1))
+# Contiguous images and weights, which opswap alone puts into channels_last.
+_PLANES = (
+    (58, 8, 3, 1, 1),
+    (116, 14, 3, 2, 1),
+    (24, 28, 3, 2, 1),
+    (240, 28, 5, 1, 1),
+    (672, 14, 5, 2, 1),
+    (96, 56, 7, 1, 1),
+    (384, 14, 7, 1, 1),
+    (96, 28, 3, 1, 2),
+    (72, 28, (1, 5), 1, 1),
+)
+_WIDE_AND_NARROW = ((58, 28, 3, 1, 1), (116, 28, 3, 2, 1), (96, 28, 5, 1, 1))
 _DIRECTIONS = ("inference", "forward", "backward", "step")
 # Of the largest value: sums of up to some 25,000 terms, those of 16 bits rounded once.
-_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+_TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-12, torch.bfloat16: 1e-2}
 
 
 def cases(batch: int) -> Iterator[Case]:
     """Every shape in all directions."""
-    shapes = [(s, "NHWC", torch.float32) for s in _SHAPES] + [(s, "NCHW", torch.float32) for s in _MIXED]
-    shapes += [(s, "NHWC", torch.bfloat16) for s in _IN_16_BITS]
-    for (channels, size, sides, stride, dilation), layout, dtype in shapes:
+    shapes = [(s, ("NHWC", "NHWC"), torch.float32) for s in _SHAPES]
+    shapes += [(s, ("NCHW", "NHWC"), torch.float32) for s in _MIXED]
+    shapes += [(s, ("NHWC", "NHWC"), torch.bfloat16) for s in _IN_16_BITS]
+    shapes += [(s, ("NCHW", "NCHW"), torch.float32) for s in _PLANES]
+    shapes += [
+        (s, ("NCHW", "NCHW"), dtype) for s in _WIDE_AND_NARROW for dtype in (torch.float64, torch.bfloat16)
+    ]
+    for (channels, size, sides, stride, dilation), layouts, dtype in shapes:
         shape = (batch, channels, size, size)
         taps = (sides, sides) if isinstance(sides, int) else sides
         side = sides if isinstance(sides, int) else "x".join(map(str, sides))
@@ -71,7 +90,7 @@ def cases(batch: int) -> Iterator[Case]:
         moved = {"inference": inputs + outputs, "backward": 2 * inputs + outputs}
         moved |= {"forward": moved["inference"], "step": sum(moved.values())}
         for direction in _DIRECTIONS:
-            build = partial(_build, shape, taps, stride, dilation, layout, dtype, direction)
+            build = partial(_build, shape, taps, stride, dilation, layouts, dtype, direction)
             payload = moved[direction] * dtype.itemsize // 2
             yield Case(
                 "depthwise_conv2d",
@@ -79,7 +98,7 @@ def cases(batch: int) -> Iterator[Case]:
                 short_name(dtype),
                 direction,
                 build,
-                {"opswap": layout},
+                {"opswap": layouts[0]},
                 payload,
                 _TOLERANCES[dtype],
             )
@@ -90,12 +109,12 @@ def _build(
     taps: tuple[int, int],
     stride: int,
     dilation: int,
-    layout: str,
+    layouts: tuple[str, str],
     dtype: torch.dtype,
     direction: str,
 ) -> dict[str, Step]:
-    x = torch.randn(shape).to(dtype).contiguous(memory_format=LAYOUTS[layout]).requires_grad_()
-    weight = torch.randn(shape[1], 1, *taps).to(dtype).to(memory_format=torch.channels_last)
+    x = torch.randn(shape).to(dtype).contiguous(memory_format=LAYOUTS[layouts[0]]).requires_grad_()
+    weight = torch.randn(shape[1], 1, *taps).to(dtype).to(memory_format=LAYOUTS[layouts[1]])
     leaves = (x, weight.requires_grad_())
     window = (None, stride, tuple(k // 2 * dilation for k in taps), dilation)
     forms = {

@@ -21,6 +21,7 @@ __all__ = ["elements", "images"]
 _FLOATS = (torch.float32, torch.float64)
 _WITH_HALVES = (*_FLOATS, *HALVES)
 _RIGHT = "torch's gradient of its weight is right"
+_TRAINS = "; swap(model, memory_format=torch.channels_last) copies it into this format while it trains"
 
 
 def elements(input: Any, fewest: int) -> str:
@@ -51,7 +52,7 @@ def _images(input: Tensor, weight: Any) -> str:
         return f"the kernels support a batch of images: the input is {shown(input)}"
     reason = contiguous_images(input)
     if reason:
-        return f"{reason}; swap(model, memory_format=torch.channels_last) copies it into this format while it trains"
+        return f"{reason}{_TRAINS}"
     return "" if input.stride(1) == 1 else f"the kernels support channels_last: the input is {shown(input)}"
 
 
@@ -71,7 +72,10 @@ def _depthwise(input: Any, weight: Any, *options: Any) -> str:
     if input.dim() == 4 and input.shape[1] < FEWEST_CHANNELS:
         return f"torch is faster on fewer than {FEWEST_CHANNELS} channels: the input is {shown(input)}"
     casts = torch.is_autocast_enabled("cpu") and torch.float64 not in (input.dtype, weight.dtype)
-    return _images(input, None if casts else weight)
+    reason = _images(input, None if casts else weight)
+    if not contiguous_images(input) or not reason.endswith(_TRAINS):
+        return reason
+    return f"torch is as fast on contiguous images of this size: the input is {shown(input)}{_TRAINS}"
 
 
 def _dense_module(module: nn.Conv2d, input: Any) -> str:
