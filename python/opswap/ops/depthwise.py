@@ -68,7 +68,7 @@ _WIDE_TAPS = 5
 # step; from twice as many on 0.7 to 1.0 and 0.8 to 1.1. Twice as many if torch's library fills blocks of channels, as
 # (4, 58, 28, 28), 1.5 and 1.2, or with a stride, as (1, 192, 28, 28), 1.8 and 1.1; three times as many with windows of
 # one row or column, 1.1 to 1.4 and 1.1 to 3. Half as many if one of input and weight trains alone: (1, 58, 28, 28) 1.2
-# and 1.7, (2, 384, 14, 14) 0.7 and 0.8. With AVX2 3 x 3 and 5 x 5 are 1.0 to 7 times as fast within these limits.
+# and 1.7, (2, 384, 14, 14) 0.7 and 0.8. With AVX2 3 x 3 and 5 x 5 are 0.9 to 7 times as fast within these limits.
 _MOST_PLANES = 1 << 17
 _LARGE_ROWS = 1 << 20  # elements: of 480 x 7 x 7 and 32 images 1.0 times as fast, of 240 x 14 x 14 0.97
 
