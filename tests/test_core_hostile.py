@@ -147,7 +147,7 @@ for n in INTS:
         )
 
     def test_loops_end_with_the_input(self) -> None:
-        """A window of 2^31 taps over a few positions, forward and backward, in every form: at once, as in torch.
+        """A window of 2^31 taps over a few positions, forward and backward, in every form: at once.
 
         In 64 planes, so that a loop over all taps in any of them takes minutes.
         """
@@ -157,8 +157,7 @@ side = 2**31 - 1
 for memory_format in (torch.contiguous_format, torch.channels_last):
     x = torch.randn(1, 64, 4, 4).to(memory_format=memory_format)
     y = F.max_pool2d(x, side, padding=2**30 - 1)
-    stock = torch.nn.functional.max_pool2d(x, side, padding=2**30 - 1)
-    assert torch.equal(y, stock)
+    assert torch.equal(y, x.amax((2, 3), keepdim=True))  # a window covers its plane
     x.requires_grad_()
     F.max_pool2d(x, (side, 1), padding=(2**30 - 1, 0)).sum().backward()
     assert x.grad.sum() == 256
