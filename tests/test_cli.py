@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import opswap
-from opswap import _machine, cli, doctor
+from opswap import _machine, cli, doctor, torch_defects
 from opswap.memory import page_faults
 from surviving import command
 
@@ -35,6 +35,12 @@ def broken():
 @pytest.fixture(autouse=True)
 def quick_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_faults, "_SIZE", (2, 3, 32, 32))
+
+
+@pytest.fixture
+def no_defects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is tried, which takes a process for each."""
+    monkeypatch.setattr(torch_defects, "try_all", list)
 
 
 @pytest.fixture
@@ -108,6 +114,7 @@ def test_scan_of_what_is_no_model_fails_clearly(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_defects")
 @pytest.mark.parametrize("arguments", [["scan", "my_models:plain"], ["doctor"], ["--help"]], ids=" ".join)
 def test_a_reader_that_stops_is_no_error(
     arguments: list[str],
@@ -141,6 +148,7 @@ def test_doctor_names_versions_and_tiers(capsys: pytest.CaptureFixture[str]) -> 
     assert ", ".join(opswap.isa.available()) in printed
 
 
+@pytest.mark.usefixtures("no_defects")
 def test_doctor_fails_where_a_kernel_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

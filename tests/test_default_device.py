@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,13 +105,20 @@ def counted_step(model: nn.Module, x: Tensor) -> tuple[list[Tensor], dict[str, A
     return results, opswap.stats()
 
 
-@every_setting
-@pytest.mark.parametrize("name", MODELS)
-def test_swap(name: str, setting: str) -> None:
+@functools.cache
+def undisturbed(name: str) -> tuple[nn.Module, Tensor, nn.Module, list[Tensor], dict[str, Any]]:
+    """A model and its input, and the swapped model with the results and counts of its step."""
     make, size = MODELS[name]
     stock, x = make(), torch.randn(size)
     plain = opswap.swap(copy.deepcopy(stock))
-    expected, counts = counted_step(plain, x)
+    results, counts = counted_step(plain, x)
+    return stock, x, plain, [t.detach() for t in results], counts
+
+
+@every_setting
+@pytest.mark.parametrize("name", MODELS)
+def test_swap(name: str, setting: str) -> None:
+    stock, x, plain, expected, counts = undisturbed(name)
     assert counts["kernel"]
     with SETTINGS[setting]():
         model = opswap.swap(copy.deepcopy(stock))

@@ -77,52 +77,53 @@ def test_demo_trains_both_copies_of_all_networks_and_draws_one_png(
     assert (tmp_path / "opswap-demo.png").read_bytes().startswith(_PNG)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said", "unsaid"),
-    [
-        (_SHUFFLENET, "ShuffleNetV2 x0.5 on", "LPRNet"),
-        (_LPRNET, "LPRNet on", "ShuffleNet"),
-        (_BRANCHES, "Multi-branch net on", "LPRNet"),
-    ],
-)
-def test_only_one_network(
-    arguments: list[str], said: str, unsaid: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["demo", *arguments, "--output", str(tmp_path / "plot.png")]) == 0
-    printed = capsys.readouterr().out
-    assert said in printed and unsaid not in printed
-
-
-def test_what_is_measured_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_branches_alone_as_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["demo", *_BRANCHES, "--output", str(tmp_path / "plot.png")]
     assert cli.main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "Plot:" in printed and "\x1b" not in printed
+    short = capsys.readouterr().out
+    assert "Plot:" in short and "\x1b" not in short
+    assert "Multi-branch net on" in short and "LPRNet" not in short and "ShuffleNet" not in short
+    assert "12 branches, 10 layers merged" in short and "--verbose" in short
     found = json.loads((tmp_path / "out.json").read_text())
     network = found["networks"]["Multi-branch net"]
     assert [len(losses) for losses in network["losses"].values()] == [2, 2]
     assert set(network["step_ms"]) == set(network["accuracies"]) == {"loop", "merged"}
-    assert cli.main([*arguments, "--json", "-"]) == 0
+    assert cli.main([*arguments, "--json", "-", "--verbose"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["networks"].keys() == found["networks"].keys() and "Plot:" in printed.err
+    assert len(printed.err.splitlines()) > len(short.splitlines()) and "--verbose" not in printed.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "least"),
+    ("arguments", "said", "unsaid", "least"),
     [
-        ([*_SHUFFLENET, "--min-accuracy", "100", "--batch-size", "720"], "at least 100 %"),
+        (
+            [*_SHUFFLENET, "--min-accuracy", "100", "--batch-size", "720"],
+            "ShuffleNetV2 x0.5 on",
+            "LPRNet",
+            "at least 100 %",
+        ),
         (
             [*_LPRNET, "--full"],
+            "LPRNet on",
+            "ShuffleNet",
             "held-out accuracy 0.00 % on strips of seven handwritten digits, expected at least 90 %",
         ),
     ],
 )
-def test_demo_fails_below_the_accuracy_asked_for(
-    arguments: list[str], least: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_only_one_network_fails_below_the_accuracy_asked_for(
+    arguments: list[str],
+    said: str,
+    unsaid: str,
+    least: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = tmp_path / "plot.dat"
     assert cli.main(["demo", *arguments, "--output", str(output)]) == 1
-    assert least in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert least in printed.err
+    assert said in printed.out and unsaid not in printed.out
     assert output.read_bytes().startswith(_PNG)
 
 
@@ -221,16 +222,6 @@ def test_a_loss_that_is_not_finite_stops_the_demo() -> None:
     learner.losses = [1.0, float("nan")]
     with pytest.raises(DemoError, match="optimized: the loss of step 2 is nan"):
         check_finite(learner)
-
-
-def test_verbose_prints_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--output", str(tmp_path / "plot.png")]
-    assert cli.main(["demo", *_BRANCHES, *arguments]) == 0
-    short = capsys.readouterr().out
-    assert cli.main(["demo", *_BRANCHES, *arguments, "--verbose"]) == 0
-    long = capsys.readouterr().out
-    assert "12 branches, 10 layers merged" in short and "--verbose" in short
-    assert len(long.splitlines()) > len(short.splitlines()) and "--verbose" not in long
 
 
 def test_full_trains_longer_and_asks_for_nine_in_ten(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import opswap
-from opswap import cli, doctor
+from opswap import cli, doctor, torch_defects
 from opswap.memory import page_faults
 from opswap.memory.page_faults import AllocatorCost, Faults, allocator_cost
 from surviving import python
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.once
 # In a process of its own, whose heap has no holes, and without huge pages.
 _DOCTOR = """
 import ctypes, sys
-from opswap import cli, doctor
+from opswap import cli, doctor, torch_defects
 
 ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
-doctor.check_kernels = lambda: []
+doctor.check_kernels = torch_defects.try_all = lambda: []
 sys.exit(cli.main(["doctor", "--json", "-"]))
 """
 
@@ -59,6 +59,7 @@ def test_what_would_help(
     cost = AllocatorCost(Faults(now, 100.0), None if kept is None else Faults(kept, 90.0))
     monkeypatch.setattr(page_faults, "allocator_cost", lambda: cost)
     monkeypatch.setattr(doctor, "check_kernels", list)
+    monkeypatch.setattr(torch_defects, "try_all", list)
     assert cli.main(["doctor"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("page faults ")]
     assert f"{now} per step of ShuffleNetV2 x0.5, 32 x 3 x 224 x 224 (100 ms); " in line and advice in line
