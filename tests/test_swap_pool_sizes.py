@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which sizes, windows and dtypes of pools the rules leave to torch."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -188,3 +189,48 @@ def test_maxima_of_windows_that_share_little_stay_torchs(
         assert kernels(model, (2, 8, 28, 28), memory_format, training=training) == ours
         x = torch.randn(2, 8, 28, 28).contiguous(memory_format=memory_format).requires_grad_(training)
         assert ("windows that share little" in str(opswap.explain(model, x))) == (not ours)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("pool", "ours"),
+    [
+        (nn.MaxPool3d((1, 28, 28)), 0),
+        (nn.MaxPool3d((1, 14, 14)), 0),
+        (nn.MaxPool3d((4, 28, 28)), 0),
+        (nn.MaxPool3d(4), 0),
+        (nn.MaxPool3d((1, 1, 28), 1), 0),  # one column
+        (nn.MaxPool3d((1, 13, 17), (1, 5, 5)), 0),  # three columns
+        (nn.MaxPool3d((1, 3, 3), (2, 3, 3)), 0),  # every other plane is read
+        (nn.MaxPool3d((1, 5, 5), (1, 3, 3)), 1),
+        (nn.MaxPool3d((1, 3, 3), (2, 1, 2)), 1),
+        (nn.MaxPool3d((1, 28, 1), 1), 1),
+        (nn.MaxPool3d((1, 1, 3)), 1),
+        (nn.MaxPool3d((4, 1, 1)), 1),
+        (nn.MaxPool3d(2), 1),
+        (nn.MaxPool3d((3,), 1, (1,)), 1),
+    ],
+    ids=str,
+)
+def test_maxima_over_volumes_of_windows_that_share_little_stay_torchs(
+    pool: nn.Module, ours: int, training: bool
+) -> None:
+    model = opswap.swap(pool, strict=True)
+    for size in ((2, 8, 4, 28, 28), (2, 8, 28, 28)):
+        assert kernels(model, size, PLANES, training=training) == ours
+        x = torch.randn(size).requires_grad_(training)
+        assert ("windows that share little" in str(opswap.explain(model, x))) == (not ours)
+    # torch refuses the first, and is slower on the second.
+    assert kernels(model, (2, 8, 28, 28), LAST, training=training) == 1
+    assert kernels(model, (2, 8, 4, 28, 28), torch.channels_last_3d, training=training) == 1
+
+
+@pytest.mark.parametrize(
+    "pool", [nn.MaxPool3d((1, 40, 40)), nn.MaxPool3d((1, 28, 28), padding=99), nn.MaxPool3d((1, 28))], ids=str
+)
+def test_maxima_over_volumes_raise_as_torchs(pool: nn.Module) -> None:
+    x, model = torch.randn(2, 8, 28, 28), opswap.swap(copy.deepcopy(pool), strict=True)
+    with pytest.raises((RuntimeError, IndexError)):
+        pool(x)
+    with pytest.raises((RuntimeError, IndexError)):
+        model(x)

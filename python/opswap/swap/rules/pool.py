@@ -102,9 +102,10 @@ def _prove_pool(
         condition = f"large_enough({input}, {limits}) and fills_vectors({input}{batched}{one})"
     elif not optional:
         condition += f" and fills_vectors({input}, trains({input}){batched})"
-        if ours is F.max_pool2d:
+        if ours in (F.max_pool2d, F.max_pool3d):
             windows = ", ".join(given.get(n, defaults[n]) for n in ("kernel_size", "stride", "padding"))
-            condition += f" and max_pool_pays({input}, {windows})"
+            spatial = ", 3" if ours is F.max_pool3d else ""
+            condition += f" and max_pool_pays({input}, {windows}{spatial})"
         if ours is F.max_pool3d:
             condition = f"(only_ours({input}) or {condition})"
     ordered = None
