@@ -14,6 +14,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opswap
+from opswap._torch import dispatch_modes
+from threads import elsewhere
 
 FINDERS: dict[str, Callable[..., Any]] = {
     "layout": opswap.layout.check,
@@ -99,6 +101,28 @@ def test_runs_as_without(kind: Callable[[], torch.Tensor], finder: str) -> None:
         got = kind()
     assert lost.is_contiguous() and torch.equal(got, expected)
     assert str(report) and report.to_json()
+
+
+@pytest.mark.parametrize("finder", FINDERS)
+def test_is_left_in_its_own_thread(finder: str) -> None:
+    """A mode is a thread's own: left in another one it would stay in force, and could not be left any more."""
+    x = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    context = FINDERS[finder]()
+    context.__enter__()
+    depth = dispatch_modes()
+    with pytest.raises(RuntimeError, match=r"entered in thread .* leave it in the thread that entered it"):
+        elsewhere(lambda: context.__exit__(None, None, None))
+    assert dispatch_modes() == depth
+    torch.equal(x.contiguous()[x.bool()], x.flatten())
+    context.__exit__(None, None, None)
+    assert dispatch_modes() == depth - 1
+    elsewhere(lambda: context.__exit__(None, None, None))  # left already: as in its own thread
+
+    def enter_and_leave() -> None:
+        with context:
+            pass
+
+    elsewhere(enter_and_leave)
 
 
 @pytest.mark.parametrize("finder", FINDERS)

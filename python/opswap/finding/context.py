@@ -96,8 +96,9 @@ class Finder(Generic[ReportT]):
     Args: model: modules and parameters are named by their path in it, or, if None, by the class of the outermost
         module that is called. allow: names of operators ("aten.index" or "index"), module paths, or lines
         ("net.py:31", or a whole file), each with wildcards: findings that are known.
-    Raises: TypeError for a model that is not a module, or an allow-list that is not of strings. On entering,
-        RuntimeError if the context is in force already.
+    Raises: TypeError for a model that is not a module, or an allow-list that is not of strings. RuntimeError on
+        entering if the context is in force already; on leaving in another thread than the one that entered, in which
+        it stays in force and can still be left.
     """
 
     called: ClassVar[str] = ""
@@ -119,6 +120,7 @@ class Finder(Generic[ReportT]):
         # Called after every operator with whether it ran inside a backward.
         self._after_operator: Callable[[bool], None] | None = None
         self._stack: contextlib.ExitStack | None = None
+        self._thread = threading.current_thread()
 
     def __enter__(self) -> ReportT:
         if self._stack is not None:
@@ -128,12 +130,18 @@ class Finder(Generic[ReportT]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(_uncompiled)
             report = self._start(stack)
-            self._stack = stack.pop_all()
+            self._stack, self._thread = stack.pop_all(), threading.current_thread()
         return report
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        here = threading.current_thread()
+        if self._stack is not None and here is not self._thread:
+            raise RuntimeError(
+                f"{self.called}: this context was entered in thread {self._thread.name!r} and cannot be left in "
+                f"{here.name!r}; leave it in the thread that entered it"
+            )
         stack, self._stack = self._stack, None
         if stack is not None:
             stack.__exit__(kind, error, traceback)
