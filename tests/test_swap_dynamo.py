@@ -108,6 +108,7 @@ def test_training_step_is_bit_equal() -> None:
     assert {s.path.split(".")[0] for s in sites} == {"stage2", "stage3", "stage4", "maxpool"}
 
 
+@pytest.mark.once
 def test_inductor_inside() -> None:
     stock = nn.Sequential(Split(), Split())
     backend = opswap.dynamo_backend("inductor", exact=True)
