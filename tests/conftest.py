@@ -59,6 +59,7 @@ HIDDEN_TIERS_OF = (
     "test_batch",
     "test_chain",
     "test_chain_dense",
+    "test_chain_planes",
     "test_channels",
     "test_conv",
     "test_depthwise",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -107,3 +108,14 @@ def runs(model: nn.Module) -> bool:
         model(inputs())
     plan.recording.run = run
     return bool(calls)
+
+
+def runs_of(function: Any, call: Callable[[], Any]) -> int:
+    """How often the code of a function runs in a call."""
+    seen: list[int] = []
+    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code is function.__code__ and event == "call"))
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return sum(seen)

@@ -48,6 +48,8 @@ ENTRIES = {
         image(*BIG), image(*BIG), fresh(64, 1, 3, 3), n(1), n(1), n(1), True, True, True),
     "depthwise_fits": lambda n: _core.depthwise_fits(
         image(*BIG), fresh(64, 1, 3, 3), fresh(64), n(1), n(1), n(1)),
+    "depthwise_fits_but_for_format": lambda n: _core.depthwise_fits_but_for_format(
+        image(*BIG), fresh(64, 1, 3, 3), fresh(64), n(1), n(1), n(1)),
     "pointwise": lambda n: _core.plain_pointwise(image(*BIG), fresh(64, 64, 1, 1), fresh(64), n(1)),
     "pointwise_backward": lambda n: _core.plain_pointwise_backward(
         image(*BIG), image(*BIG), fresh(64, 64, 1, 1), n(1), True, True, True),

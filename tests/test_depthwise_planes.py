@@ -277,26 +277,26 @@ def test_other_planes_are_torchs(change: Callable[[Tensor], Tensor]) -> None:
 
 # Size, taps, stride, which of input and weight train, whether the kernels run.
 LIMITS = [
-    ((1, 32, 64, 64), 3, 1, "both", True),
-    ((1, 32, 64, 65), 3, 1, "both", False),
-    ((1, 33, 64, 64), 3, 1, "both", True),  # torch's library fills blocks of channels
-    ((2, 33, 64, 64), 3, 1, "both", False),
-    ((2, 32, 64, 64), 3, 2, "both", True),
-    ((3, 32, 64, 64), 3, 2, "both", False),
-    ((1, 32, 64, 64), 3, 1, "input", False),
-    ((1, 32, 32, 64), 3, 1, "input", True),
-    ((1, 32, 64, 64), 3, 1, "weight", False),
-    ((1, 32, 32, 64), 3, 1, "weight", True),
-    ((1, 32, 64, 64), 3, 1, "none", True),
-    ((2, 32, 64, 64), 3, 1, "none", False),
-    ((2, 32, 64, 64), 5, 1, "both", True),
-    ((2, 32, 64, 64), 5, 1, "weight", True),
-    ((2, 32, 64, 64), (1, 5), 1, "both", True),
-    ((2, 32, 64, 64), (5, 1), 1, "both", True),
-    ((4, 32, 64, 64), (5, 1), 1, "both", False),
-    ((2, 32, 64, 64), (5, 1), 1, "input", False),
-    ((2, 32, 64, 64), 5, 1, "input", False),
-    ((2, 32, 64, 64), 5, 1, "none", False),
+    ((1, 32, 32, 64), 3, 1, "both", True),
+    ((1, 32, 32, 65), 3, 1, "both", False),
+    ((1, 33, 32, 64), 3, 1, "both", True),  # torch's library fills blocks of channels
+    ((2, 33, 32, 64), 3, 1, "both", False),
+    ((2, 32, 32, 64), 3, 2, "both", True),
+    ((3, 32, 32, 64), 3, 2, "both", False),
+    ((1, 32, 32, 64), 3, 1, "input", False),
+    ((1, 32, 16, 64), 3, 1, "input", True),
+    ((1, 32, 32, 64), 3, 1, "weight", False),
+    ((1, 32, 16, 64), 3, 1, "weight", True),
+    ((1, 32, 16, 64), 3, 1, "none", True),
+    ((1, 32, 32, 64), 3, 1, "none", False),
+    ((2, 32, 32, 64), 5, 1, "both", True),
+    ((2, 32, 32, 64), 5, 1, "weight", True),
+    ((2, 32, 32, 64), (1, 5), 1, "both", True),
+    ((2, 32, 32, 64), (5, 1), 1, "both", True),
+    ((4, 32, 32, 64), (5, 1), 1, "both", False),
+    ((2, 32, 32, 64), (5, 1), 1, "input", False),
+    ((2, 32, 32, 64), 5, 1, "input", False),
+    ((2, 32, 32, 64), 5, 1, "none", False),
 ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 import opswap
 from freed import assert_freed_at_once
 from nearness import assert_model_as_near
-from replay_cases import LAST, compare, kept, made, plans, runs
+from replay_cases import LAST, compare, kept, made, plans, runs, runs_of
 from step import assert_equal, outputs_and_gradients
 
 pytestmark = [
@@ -123,17 +122,6 @@ def test_what_has_no_site_is_not_reported() -> None:
         assert all(o.path.endswith(("conv", "bn")) for o in found.outcomes)
         with torch.no_grad():
             model(images())
-
-
-def runs_of(function: Any, call: Callable[[], Any]) -> int:
-    """How often the code of a function runs in a call."""
-    seen: list[int] = []
-    sys.setprofile(lambda frame, event, _: seen.append(frame.f_code is function.__code__ and event == "call"))
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return sum(seen)
 
 
 def test_recorded_calls_alone_leave_the_forward_of_the_class() -> None:

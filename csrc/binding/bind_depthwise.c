@@ -8,7 +8,8 @@
  * plain_depthwise_backward have the same arguments and return NotImplemented for everything that
  * torch should see instead: what would be an error, calls that its dispatcher watches but for
  * autocast, tiers and sizes on which it is as fast; depthwise_fits says whether plain_depthwise
- * supports its arguments. depthwise_variants(): the kernels and how often each was called. */
+ * supports its arguments, depthwise_fits_but_for_format whether it would if the input were in
+ * channels_last. depthwise_variants(): the kernels and how often each was called. */
 #include "binding/layer.h"
 #include "core/isa.h"
 #include "depthwise/holds.h"
@@ -17,6 +18,17 @@
 enum { FEWEST_CHANNELS = 8 }; /* below, vectors are not filled */
 
 static uint64_t calls[OSW_DEPTHWISE_COUNT];
+
+/* What the steps of a call share. */
+typedef struct osw_depthwise_call {
+    osw_depthwise_job job;
+    bool any_format; /* of the input, which is not read */
+} osw_depthwise_call;
+
+static bool reads_any_format(const osw_call *call)
+{
+    return ((const osw_depthwise_call *)call->job)->any_format;
+}
 
 /* An int, or a tuple or list of two, from `least` on. */
 static int read_pair(const osw_call *call, const char *what, PyObject *object, int64_t least,
@@ -85,7 +97,7 @@ static int check_sizes(const osw_call *call, osw_depthwise *d)
     if (x->ndim != 4 || x->numel == 0)
         return osw_call_fail(call, INPUT, "must be (N, C, H, W) with elements", x->ndim, 4);
     d->batch = x->size[0], d->channels = x->size[1], d->height = x->size[2], d->width = x->size[3];
-    if (!osw_is_pixels(x))
+    if (!osw_is_pixels(x) && !reads_any_format(call))
         return osw_call_fail(call, INPUT, "must be channels_last", x->stride[1], 1);
     if (w->ndim != 4 || w->size[0] != d->channels || w->size[1] != 1 || !osw_is_dense(w, 0))
         return osw_call_fail(call, WEIGHT, "must be (C, 1, kH, kW) and contiguous", w->size[0],
@@ -129,7 +141,8 @@ static int check_others(const osw_call *call, const osw_depthwise *d)
     if (call->plain && d->channels < FEWEST_CHANNELS)
         return osw_call_fail(call, INPUT, "has fewer channels than pay", d->channels,
                              FEWEST_CHANNELS);
-    if (call->plain && !osw_suggests_channels_last(&call->tensors[INPUT]) && !is_one_pixel(d))
+    if (call->plain && !osw_suggests_channels_last(&call->tensors[INPUT]) && !is_one_pixel(d) &&
+        !reads_any_format(call))
         return osw_call_fail(call, INPUT, "has an output that torch makes contiguous", d->channels,
                              1);
     return 0;
@@ -183,12 +196,13 @@ static int run(osw_call *call)
     return 0;
 }
 
-OSW_ENTRIES_OF(depthwise, (osw_depthwise_job){0}, .name = "depthwise", OSW_LAYER_FORWARD,
-               .arguments = 6, .numbers = read_window, OSW_STEPS(check, make_output, run))
+OSW_ENTRIES_OF(depthwise, (osw_depthwise_call){.any_format = false}, .name = "depthwise",
+               OSW_LAYER_FORWARD, .arguments = 6, .numbers = read_window,
+               OSW_STEPS(check, make_output, run))
 
-OSW_ENTRIES_OF(depthwise_backward, (osw_depthwise_job){0}, .name = "depthwise_backward",
-               OSW_LAYER_BACKWARD, .arguments = 9, .numbers = read_window,
-               OSW_STEPS(check, make_gradients, run))
+OSW_ENTRIES_OF(depthwise_backward, (osw_depthwise_call){.any_format = false},
+               .name = "depthwise_backward", OSW_LAYER_BACKWARD, .arguments = 9,
+               .numbers = read_window, OSW_STEPS(check, make_gradients, run))
 
 static PyObject *give_true(const osw_call *Py_UNUSED(call))
 {
@@ -204,14 +218,24 @@ static const osw_entry fits_entry = {
     .give = give_true,
 };
 
-OSW_ENTRY(depthwise_fits)
+static PyObject *fits(bool any_format, PyObject *const *args, Py_ssize_t nargs)
 {
-    osw_depthwise_job job = {.weight = NULL};
+    osw_depthwise_call job = {.any_format = any_format};
     PyObject *answer = osw_enter(&fits_entry, true, &job, args, nargs);
     if (answer != Py_NotImplemented)
         return answer;
     Py_DECREF(answer);
     Py_RETURN_FALSE;
+}
+
+OSW_ENTRY(depthwise_fits)
+{
+    return fits(false, args, nargs);
+}
+
+OSW_ENTRY(depthwise_fits_but_for_format)
+{
+    return fits(true, args, nargs);
 }
 
 OSW_ENTRY_NO_ARGS(depthwise_leads)
@@ -232,6 +256,8 @@ PyMethodDef osw_depthwise_methods[] = {
     OSW_ENTRY_LINE(plain_depthwise_backward,
                    "As depthwise_backward, or NotImplemented if torch should run."),
     OSW_ENTRY_LINE(depthwise_fits, "Whether plain_depthwise supports these arguments."),
+    OSW_ENTRY_LINE(depthwise_fits_but_for_format,
+                   "Whether it would support them with the input in channels_last."),
     OSW_ENTRY_COUNTS_LINE(depthwise_variants),
     OSW_ENTRY_NO_ARGS_LINE(depthwise_leads,
                            "Whether convolutions go to the kernels on the tier in use."),
