@@ -133,12 +133,12 @@ def _one_by_one(x: Tensor, stages: list[Stage], ours: bool, training: bool = Tru
             x = T.batch_norm(x, s.running_mean, s.running_var, s.norm_weight, s.norm_bias, training)
             x = {"relu": T.relu_, "relu6": partial(T.relu6, inplace=True), None: lambda y: y}[s.activation](x)
             continue
-        wide = side > 1
-        x = (
-            F.depthwise_conv2d(x, s.weight, None, s.stride, side // 2)
-            if wide
-            else F.pointwise_conv2d(x, s.weight)
-        )
+        if side == 1:
+            x = F.pointwise_conv2d(x, s.weight)
+        elif x.is_contiguous(memory_format=torch.channels_last):
+            x = F.depthwise_conv2d(x, s.weight, None, s.stride, side // 2)
+        else:  # as opswap does with large planes
+            x = T.conv2d(x, s.weight, None, s.stride, side // 2, 1, s.weight.shape[0])
         vectors = (s.running_mean, s.running_var, s.norm_weight, s.norm_bias)
         x = F.batch_norm_act(x, *vectors, training, activation=s.activation)
     return x
