@@ -323,6 +323,22 @@ def test_limits(size: tuple[int, ...], taps: Any, stride: int, trains: str, runs
     assert runs or "torch is as fast on contiguous images of this size" in site.reason
 
 
+def test_the_forward_of_large_images_is_torchs() -> None:
+    """The gradients are the kernels': as near as stock's, which are sums of 8,192 terms."""
+    x, w = torch.randn(2, 32, 64, 64), torch.randn(32, 1, 5, 5) / 5
+    found = []
+    for function, dtype in ((stock, torch.float64), (F.depthwise_conv2d, torch.float32)):
+        given, weight = (t.to(dtype, copy=True).requires_grad_() for t in (x, w))
+        y = function(given, weight, None, 1, 2, 1)
+        y.square().sum().backward()
+        found.append((y.detach(), given.grad, weight.grad))
+    assert torch.equal(found[1][0], stock(x, w, None, 1, 2, 1))
+    assert counts()[0] == {"depthwise_conv2d": 1, "depthwise_conv2d_backward": 1}
+    for truth, ours in zip(*found, strict=True):
+        assert ours.is_contiguous()
+        torch.testing.assert_close(ours.double(), truth, rtol=1e-4, atol=1e-4 * truth.abs().max().item())
+
+
 @pytest.mark.usefixtures("every_rule_applies")
 @pytest.mark.parametrize("training", [False, True])
 def test_swapped_models(training: bool) -> None:

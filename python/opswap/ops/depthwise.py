@@ -116,9 +116,15 @@ _DTYPES = (torch.float32, torch.float64, *HALVES)
 _SIDES = (1, 3, 5, 7, 9)
 
 
-def _of_planes(input: Tensor, *arguments: Any) -> Any:
-    """`_core.plain_depthwise` of contiguous images, and slices of their channels."""
-    output = _core.plain_depthwise(to_pixels(input), *arguments)
+def _of_planes(input: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Any:
+    """`_core.plain_depthwise` of contiguous images, and slices of their channels.
+
+    Of large ones in float32 torch's forward is faster, 1.1 to 1.5 times as fast on an Intel Xeon: the kernels compute
+    their gradients alone.
+    """
+    if input.dtype is torch.float32 and input.numel() > _most_elements(input, weight, window[0], False):
+        return torch_functional.conv2d(input, weight, bias, *window, input.shape[1])
+    output = _core.plain_depthwise(to_pixels(input), weight, bias, *window)
     return output if output is NotImplemented else to_planes(output)
 
 
@@ -251,14 +257,18 @@ def _planes_pay(input: Tensor, weight: Tensor, stride: Any, dilation: Any) -> bo
     of_input, of_weight = records and input.requires_grad, records and weight.requires_grad
     if (of_weight and weight.shape[3] >= _WIDE_TAPS) or ((of_input or of_weight) and not is_one(dilation)):
         return True
+    return input.numel() <= _most_elements(input, weight, stride, of_input and of_weight)
+
+
+def _most_elements(input: Tensor, weight: Tensor, stride: Any, both_train: bool) -> int:
     most = _MOST_PLANES
-    if not (of_input and of_weight):
+    if not both_train:
         most //= 2
     elif 1 in weight.shape[2:]:
         most *= 3
     if not is_one(stride):
         most *= 2
-    return input.numel() <= (most * 2 if input.shape[1] % BLOCK else most)
+    return most * 2 if input.shape[1] % BLOCK else most
 
 
 def _read_alike(input: Any, weight: Any) -> bool:
@@ -390,7 +400,8 @@ def depthwise_conv2d(
             channels at least, if the tier in use is avx2 or avx512. Those of 16 bits are summed in float32, and rounded
             once. A slice of more channels, and contiguous images beside a weight in channels_last, are copied first, as
             torch's convolution does. Other contiguous images, and slices of their channels, are converted and the
-            output converted back: in float32 if they are small, or if a gradient is needed that torch computes slowly.
+            output converted back: in float32 if they are small, or if a gradient is needed that torch computes slowly
+            (the forward of large ones is torch's then).
         weight: (C, 1, kH, kW). The kernels support 1, 3, 5, 7 and 9 in each direction, but not 1 x 1.
         bias: (C,), or None.
         stride: the kernels support 1 and 2, the same in both directions.
