@@ -6,10 +6,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import opswap
 from chain_cases import LAST, Part, copy_of, image, make, step, stock, three_steps
@@ -39,14 +41,18 @@ INPUTS: dict[str, Callable[..., Tensor]] = {
     "part of the rows": lambda n, c, h, w: planes(n, c, h + 2, w)[:, :, 1:-1],
     "part of the columns": lambda n, c, h, w: planes(n, c, h, w + 2)[..., 1:-1],
     "turned": lambda n, c, h, w: planes(n, c, w, h).transpose(2, 3),
+}
+# These are left to the parts: without memory of their own, or with an output that torch makes channels_last.
+LEFT: dict[str, Callable[..., Tensor]] = {
     "one image for all": lambda n, c, h, w: planes(1, c, h, w).expand(n, c, h, w),
     "one channel for all": lambda n, c, h, w: planes(n, 1, h, w).expand(n, c, h, w),
+    "every other channel": lambda n, c, h, w: image(n, 2 * c, h, w)[:, ::2],
 }
 
 
 def chain_of(kind: str) -> tuple[Tensor, list[Stage]]:
     _, stages = make(*SMALL)
-    return INPUTS[kind](*SMALL[0]), stages
+    return (INPUTS | LEFT)[kind](*SMALL[0]), stages
 
 
 @WITHOUT_KERNELS
@@ -66,6 +72,63 @@ def test_the_bits_of_channels_last(kind: str) -> None:
     theirs = step(stock, given.detach().requires_grad_(), copy_of(grad, stages, torch.float32)[1], grad)
     for name, t in theirs.items():
         assert t.dim() != 4 or t.stride() == results[0][name].stride(), name
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", LEFT)
+def test_left_to_the_parts(kind: str, training: bool) -> None:
+    x, stages = chain_of(kind)
+    with torch.set_grad_enabled(training):
+        opswap.reset_stats()
+        ours = conv_chain(x, copy_of(planes(1, 1, 1, 1), stages, torch.float32)[1], training)
+    assert opswap.stats()["reference"]["conv_chain"] == 1
+    if training:
+        theirs = stock(x, stages)
+        assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_tall_image_without_memory() -> None:
+    """Of more rows than can be cut one by one."""
+    x, stages = planes(1, 1, 1, 1).expand(1, 16, 1 << 58, 1), make((1, 16, 2, 2), (Part(32),))[1]
+    for rows in (x, x[:, :, : 1 << 40]):
+        options, tensors = family.folded_arguments(rows, stages)
+        assert _core.chain_folded_fits(options, tensors, None) is NotImplemented
+        training = tuple((s.stride, s.momentum, s.eps, s.activation) for s in stages)
+        assert _core.chain_fits(training, (rows, *stages[0][:5])) is NotImplemented
+
+
+@WITHOUT_KERNELS
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_an_output_of_one_pixel(training: bool, last: bool) -> None:
+    """A normalisation makes it contiguous, whatever the weights are."""
+    x, stages = planes(3, 24, 2, 2), make((3, 24, 2, 2), (Part(32), Part(side=3, stride=2)))[1]
+    if last:
+        stages = [s._replace(weight=s.weight.detach().to(memory_format=LAST)) for s in stages]
+    with torch.no_grad():
+        opswap.reset_stats()
+        ours = conv_chain(x, copy_of(x, stages, torch.float32)[1], training)
+        assert opswap.stats()["kernel"]["conv_chain"] == 1
+        assert ours.stride() == stock(x, stages).stride() == (32, 1, 1, 1)
+
+
+def test_a_backward_that_a_mode_watches() -> None:
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    x, stages = planes(2, 24, 8, 8).requires_grad_(), make((2, 24, 8, 8), (Part(32), Part(side=3)))[1]
+    found = []
+    for function in (stock, conv_chain):
+        given, own = copy_of(x, stages, torch.float32)
+        y = function(given, own)
+        leaves = [given] + [t for s in own for t in s[:3]]
+        with Watch():
+            found.append(torch.autograd.grad(y, leaves, torch.ones_like(y)))
+    for a, b in zip(*found, strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.usefixtures("chains_on_every_tier")
@@ -308,10 +371,10 @@ def test_new_format_on_threads() -> None:
     assert torch.equal(back, x)
 
 
-@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.parametrize("kind", INPUTS | LEFT)
 def test_new_format_of_slices(kind: str) -> None:
     """Planes that are dense wherever they lie; all else is declined."""
-    x = INPUTS[kind](3, 6, 4, 5)
+    x = (INPUTS | LEFT)[kind](3, 6, 4, 5)
     made = _core.new_format(x, True)
     if x.stride()[2:] == (5, 1):
         assert torch.equal(made, x) and made.is_contiguous(memory_format=LAST)

@@ -389,7 +389,9 @@ class TestNetworks:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         opswap.reset_stats()
         close(outputs_and_gradients(compiled, x), outputs_and_gradients(copy.deepcopy(model), x), 10)
-        assert opswap.stats()["kernel"]["batch_norm_act"] == 2 * count
+        # Compiled, chains of contiguous images are their parts.
+        inside = sum(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+        assert opswap.stats()["kernel"]["batch_norm_act"] == count + inside >= 2 * count
         program = torch.export.export(model.eval(), (x,))
         torch.testing.assert_close(program.module()(x), model(x))
 

@@ -78,6 +78,15 @@ int osw_chain_read_options(osw_call *call)
     return 0;
 }
 
+/* Whether every element has memory of its own, as far as sizes and strides show. */
+static bool has_memory(const osw_tensor *t)
+{
+    int64_t last = 0;
+    for (int i = 0; i < t->ndim; i++)
+        last += (t->size[i] - 1) * t->stride[i];
+    return t->numel > 0 && last + 1 >= t->numel;
+}
+
 static bool read_tensors(osw_call *call)
 {
     const osw_chain_call *c = call->job;
@@ -93,7 +102,7 @@ static bool read_tensors(osw_call *call)
             return false;
     }
     const osw_tensor *x = &call->tensors[TENSORS];
-    return c->any_format ? x->ndim == 4 : osw_chain_is_image(x);
+    return c->any_format ? x->ndim == 4 && has_memory(x) : osw_chain_is_image(x);
 }
 
 /* What stage i is by its weight and, in evaluation, its window and groups: without these a weight

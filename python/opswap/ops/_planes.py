@@ -10,14 +10,16 @@ from torch import Tensor
 
 from opswap import _core
 
-from ._layout import is_strided
+from ._layout import is_strided, suggest_memory_format
 
 __all__ = ["has_planes", "to_pixels", "to_planes"]
 
 
 def has_planes(input: Any) -> bool:
-    """True for images whose channels are not neighbours in memory."""
-    return isinstance(input, Tensor) and input.dim() == 4 and is_strided(input) and input.stride(1) != 1
+    """True for images of which torch's operators make contiguous ones: their channels are not neighbours in memory."""
+    if not isinstance(input, Tensor) or input.dim() != 4 or not is_strided(input) or input.stride(1) == 1:
+        return False
+    return suggest_memory_format(input) is torch.contiguous_format
 
 
 def to_pixels(images: Tensor) -> Tensor:

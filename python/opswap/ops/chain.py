@@ -100,11 +100,16 @@ def _in_planes(tensors: Sequence[Any], fits: Callable[[], Any]) -> bool:
     return has_planes(tensors[0]) and fits() is True
 
 
-def _as_parts(output: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
-    """The output for contiguous images, or their gradient, in the format that convolutions by these weights give it."""
-    if any(w is not None and suggest_memory_format(w) is torch.channels_last for w in weights):
-        return output
-    return to_planes(output)
+def _as_parts(images: Tensor, weights: Sequence[Tensor | None], normed: bool) -> Tensor:
+    """The output for contiguous images, or their gradient, in the format that convolutions by these weights give it.
+
+    normed: whether a normalisation comes last, whose output of one pixel is contiguous in any case.
+    """
+    if not (normed and images.shape[2:] == (1, 1)) and any(
+        w is not None and suggest_memory_format(w) is torch.channels_last for w in weights
+    ):
+        return images
+    return to_planes(images)
 
 
 def _run(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
@@ -116,7 +121,7 @@ def _run(options: Options, tensors: tuple[Tensor | None, ...]) -> Any:
     if made is NotImplemented:
         return made
     output, *kept = made
-    return (_as_parts(output, parameters[::PER_STAGE]), *kept)
+    return (_as_parts(output, parameters[::PER_STAGE], True), *kept)
 
 
 class ConvChain(Function):
@@ -159,7 +164,7 @@ def _gradients(
         if gradients is not NotImplemented:
             count_kernel(_NAME_BACKWARD)
             return gradients
-    elif backward_watched(grad_output):
+    elif not has_planes(tensors[0]) and backward_watched(grad_output):
         return run_watched_backward(*arguments, *kept)
     count_reference(_NAME_BACKWARD)
     return _reference_backward(*arguments)
@@ -184,7 +189,7 @@ def _kernel_backward(
     if made is NotImplemented or made[0] is None or not planar:
         return made
     grad_input, *others = made
-    return (_as_parts(grad_input, tensors[1:2]), *others)
+    return (_as_parts(grad_input, tensors[1:2], False), *others)
 
 
 def _reference(options: Options, input: Tensor, *parameters: Tensor | None, training: bool = True) -> Tensor:
@@ -288,7 +293,8 @@ def try_folded(
     if not planar:
         return made
     output, weights = made
-    return _as_parts(output, tensors[1 :: PER_STAGE + 1]), weights
+    normed = tensors[-3] is not None  # the running mean of the last stage
+    return _as_parts(output, tensors[1 :: PER_STAGE + 1], normed), weights
 
 
 def folded_arguments(
