@@ -6,16 +6,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import opswap
 from chain_cases import LAST, Part, copy_of, image, make, step, stock, three_steps
 from inputs import same_bits
+from modes import Names
 from nearness import assert_as_near
 from opswap import _core
 from opswap.nn import chain as chain_module
@@ -114,17 +113,13 @@ def test_an_output_of_one_pixel(training: bool, last: bool) -> None:
 
 
 def test_a_backward_that_a_mode_watches() -> None:
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*args, **(kwargs or {}))
-
     x, stages = planes(2, 24, 8, 8).requires_grad_(), make((2, 24, 8, 8), (Part(32), Part(side=3)))[1]
     found = []
     for function in (stock, conv_chain):
         given, own = copy_of(x, stages, torch.float32)
         y = function(given, own)
         leaves = [given] + [t for s in own for t in s[:3]]
-        with Watch():
+        with Names():
             found.append(torch.autograd.grad(y, leaves, torch.ones_like(y)))
     for a, b in zip(*found, strict=True):
         assert a.stride() == b.stride()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import opswap
 from counted import counts
 from depthwise_cases import FLOATS, HALVES, LAST, assert_near, make, stock
 from inputs import layout_of
+from modes import Names
 from nearness import assert_model_as_near
 from opswap import functional as F
 from opswap.ops import depthwise as family
@@ -226,23 +226,11 @@ def test_bits_do_not_depend_on_threads(dtype: torch.dtype) -> None:
         same_on_any_threads(run)
 
 
-class Seen(TorchDispatchMode):
-    """The operators that ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.usefixtures("any_size")
 def test_what_is_watched_is_torchs() -> None:
     x, w, b = (t.detach() for t in planes(2, 12, 6, 6))
     expected = stock(x, w, b, 1, 1)
-    with Seen() as seen:
+    with Names() as seen:
         output = F.depthwise_conv2d(x, w, b, 1, 1)
     assert seen.names == ["aten.convolution.default"] and torch.equal(output, expected)
     mapped = torch.func.vmap(lambda t: F.depthwise_conv2d(t, w, b, 1, 1))(x.unsqueeze(0))
