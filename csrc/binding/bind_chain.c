@@ -120,7 +120,7 @@ OSW_ENTRY(chain_fits)
                                     .arguments = 2,
                                     .numbers = osw_chain_read_options,
                                     OSW_STEPS(osw_chain_describe_any),
-                                    .give = osw_chain_give_true};
+                                    .give = osw_call_true};
     return osw_chain_enter(&entry, false, args, nargs);
 }
 

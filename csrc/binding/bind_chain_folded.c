@@ -159,7 +159,7 @@ OSW_ENTRY(chain_folded_fits)
                                     .arguments = F_COUNT,
                                     .numbers = osw_chain_read_options,
                                     OSW_STEPS(osw_chain_describe_any, check_folds),
-                                    .give = osw_chain_give_true};
+                                    .give = osw_call_true};
     return osw_chain_enter(&entry, true, args, nargs);
 }
 

@@ -204,18 +204,13 @@ OSW_ENTRIES_OF(depthwise_backward, (osw_depthwise_call){.any_format = false},
                .name = "depthwise_backward", OSW_LAYER_BACKWARD, .arguments = 9,
                .numbers = read_window, OSW_STEPS(check, make_gradients, run))
 
-static PyObject *give_true(const osw_call *Py_UNUSED(call))
-{
-    return Py_NewRef(Py_True);
-}
-
 static const osw_entry fits_entry = {
     .name = "depthwise",
     OSW_LAYER_FORWARD,
     .arguments = 6,
     .numbers = read_window,
     .steps = {check},
-    .give = give_true,
+    .give = osw_call_true,
 };
 
 static PyObject *fits(bool any_format, PyObject *const *args, Py_ssize_t nargs)

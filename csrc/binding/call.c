@@ -56,6 +56,11 @@ int osw_call_make(osw_call *call, Py_ssize_t role, Py_ssize_t like, osw_new_dtyp
     return made ? 0 : -1;
 }
 
+PyObject *osw_call_true(const osw_call *Py_UNUSED(call))
+{
+    return Py_NewRef(Py_True);
+}
+
 PyObject *osw_call_made(const osw_call *call, Py_ssize_t role)
 {
     return Py_NewRef(call->made[role]);

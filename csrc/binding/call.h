@@ -107,6 +107,9 @@ int osw_call_tensor(osw_call *call, Py_ssize_t role, PyObject *object);
 int osw_call_make(osw_call *call, Py_ssize_t role, Py_ssize_t like, osw_new_dtype dtype, int ndim,
                   const int64_t *size, bool channels_last);
 
+/* True: what a call gives that only had to fit. */
+PyObject *osw_call_true(const osw_call *call);
+
 /* What was made at `role`: a new reference. */
 PyObject *osw_call_made(const osw_call *call, Py_ssize_t role);
 

@@ -197,12 +197,6 @@ int osw_chain_describe_any(osw_call *call)
     return osw_chain_describe(call);
 }
 
-PyObject *osw_chain_give_true(const osw_call *call)
-{
-    (void)call;
-    Py_RETURN_TRUE;
-}
-
 float *osw_chain_make_image(osw_call *call, Py_ssize_t role, const osw_chain_stage *s,
                             bool of_input)
 {

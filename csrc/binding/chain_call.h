@@ -63,9 +63,6 @@ osw_step osw_chain_describe;
 /* The same of an input in any memory format, which nothing can be computed of. */
 osw_step osw_chain_describe_any;
 
-/* True: what a call gives that only had to fit. */
-PyObject *osw_chain_give_true(const osw_call *call);
-
 /* Make an image of the size of a stage's output, or of its input. NULL with an exception. */
 float *osw_chain_make_image(osw_call *call, Py_ssize_t role, const osw_chain_stage *s,
                             bool of_input);

@@ -23,7 +23,9 @@ def has_planes(input: Any) -> bool:
 
 
 def to_pixels(images: Tensor) -> Tensor:
-    """Plain images of the CPU in channels_last."""
+    """Plain images of the CPU in channels_last; themselves if they are."""
+    if images.is_contiguous(memory_format=torch.channels_last):
+        return images
     made = _core.new_format(images, True)
     return images.contiguous(memory_format=torch.channels_last) if made is NotImplemented else made
 

@@ -180,8 +180,7 @@ def _kernel_backward(
 ) -> Any:
     if not plain_cpu((grad_output,)):
         return NotImplemented
-    if not grad_output.is_contiguous(memory_format=torch.channels_last):
-        grad_output = to_pixels(grad_output)
+    grad_output = to_pixels(grad_output)
     planar = has_planes(tensors[0])
     if planar:
         tensors = (to_pixels(tensors[0]), *tensors[1:])

@@ -142,9 +142,7 @@ def _kernel_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> Any
         return gradients
     elif not plain_cpu((grad_output,)):
         return NotImplemented
-    if not grad_output.is_contiguous(memory_format=torch.channels_last):
-        grad_output = to_pixels(grad_output)
-    gradients = _core.plain_depthwise_backward(grad_output, input, *arguments)
+    gradients = _core.plain_depthwise_backward(to_pixels(grad_output), input, *arguments)
     if gradients is NotImplemented or gradients[0] is None or not planes:
         return gradients
     grad_input, *others = gradients
@@ -261,6 +259,7 @@ def _planes_pay(input: Tensor, weight: Tensor, stride: Any, dilation: Any) -> bo
 
 
 def _most_elements(input: Tensor, weight: Tensor, stride: Any, both_train: bool) -> int:
+    """Elements of an input in float32 up to which windows that are not wide are as fast on planes."""
     most = _MOST_PLANES
     if not both_train:
         most //= 2
