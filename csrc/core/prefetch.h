@@ -11,19 +11,24 @@
 extern int64_t osw_prefetch_ahead;
 
 /* Bytes of input and output from which on the forward of a depthwise convolution prefetches the
- * rows below its strips; 0: always. Measured on AMD Zen 4: from 1 MB on gains 10 to 50 %; on an
- * Intel Xeon with AMX: up to 40 MB loses 5 to 25 %, from 44 to 300 MB gains 10 to 50 %. Backwards
- * gain on both from 1 MB on. */
+ * rows below its strips; 0: always. Measured on AMD Zen 4: from 1 MB on gains 10 to 50 %; on Zen 5:
+ * below 16 MB loses 2 to 27 % (1x5 gains 18 %), beyond gains 10 to 50 %; on an Intel Xeon with AMX:
+ * up to 40 MB loses 5 to 25 %, from 44 to 300 MB gains 10 to 50 %. Backwards gain on all from 1 MB
+ * on. */
 extern int64_t osw_prefetch_strips_bytes;
 
+/* Bytes of input from which on an average over windows in channels_last prefetches the next window.
+ * Measured on AMD Zen 5, 1 to 50 MB: gains 2 to 50 %. Not measured on Intel: as strips there. */
+extern int64_t osw_prefetch_windows_bytes;
+
 /* Outputs of at least so many bytes are written around the caches; 0: none are. Measured on 8 to
- * 60 MB: a batch normalisation in inference gains 20 % on AMD Zen 4; on Intel Cascade Lake, copies
- * and normalisations lose 5 to 18 %. */
+ * 60 MB: a batch normalisation in inference gains 20 % on AMD Zen 4, in 32 bits 18 to 51 % on Zen
+ * 5, in 16 bits 2 to 11 %; on Intel Cascade Lake, copies and normalisations lose 5 to 18 %. */
 extern int64_t osw_stream_bytes;
 
 /* The same for images that are converted into a batch, of whose bytes two thirds and more are
  * written. Measured on 10 to 39 MB on an Intel Xeon with AMX: floats gain 10 to 35 %, 16 bits 0 to
- * 25 %; copies of bytes lose. Not measured on AMD. */
+ * 25 %; copies of bytes lose. On AMD Zen 5 planes lose 10 to 27 %, channels_last -10 to 7 %. */
 extern int64_t osw_stream_batch_bytes;
 
 /* Set all for the CPU that this runs on. */

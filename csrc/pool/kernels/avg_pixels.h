@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* avg over pixels. */
+#include "core/ahead.h"
+#include "core/prefetch.h"
 #include "core/simd.h"
 #include "pool/kernels/avg_windows.h"
 #include "pool/kernels/below.h"
@@ -9,17 +11,23 @@
 #    include "core/each_float.h"
 #endif
 
-/* Sums of `vectors` vectors of channels from c on, one tap after another, over the divisor. */
+/* Sums of `vectors` vectors of channels from c on, one tap after another, over the divisor. With
+ * each of them what lies so many elements ahead is prefetched; 0: nothing is. */
 OSW_INLINE int64_t
-LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float divisor, ELEMENT *y,
-                                const int vectors)
+LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float divisor, int64_t ahead,
+                                ELEMENT *y, const int vectors)
 {
     vf32 sums[8];
     for (int v = 0; v < vectors; v++)
         sums[v] = (vf32){0};
-    for (int k = 0; k < taps->count; k++)
-        for (int v = 0; v < vectors; v++)
-            sums[v] = sums[v] + LOCAL(load)((const ELEMENT *)taps->at[k] + c + v * LANES);
+    for (int k = 0; k < taps->count; k++) {
+        const ELEMENT *x = (const ELEMENT *)taps->at[k] + c;
+        for (int v = 0; v < vectors; v++) {
+            sums[v] = sums[v] + LOCAL(load)(x + v * LANES);
+            if (ahead && v * LANES * sizeof(ELEMENT) % LINE_BYTES == 0)
+                prefetch_near(x + v * LANES + ahead);
+        }
+    }
     for (int v = 0; v < vectors; v++)
         LOCAL(store)(y + c + v * LANES, LOCAL(round)(sums[v] / set1_f32(divisor)));
     return c + vectors * LANES;
@@ -27,17 +35,18 @@ LOCAL(avg_channels)(const osw_taps_at *taps, int64_t c, float divisor, ELEMENT *
 
 /* All channels of a position. */
 OSW_INLINE void
-LOCAL(avg_dense)(const osw_taps_at *taps, int64_t channels, float divisor, ELEMENT *y)
+LOCAL(avg_dense)(const osw_taps_at *taps, int64_t channels, float divisor, int64_t ahead,
+                          ELEMENT *y)
 {
     int64_t c = 0;
     while (c + 8 * LANES <= channels)
-        c = LOCAL(avg_channels)(taps, c, divisor, y, 8);
+        c = LOCAL(avg_channels)(taps, c, divisor, ahead, y, 8);
     if (c + 4 * LANES <= channels)
-        c = LOCAL(avg_channels)(taps, c, divisor, y, 4);
+        c = LOCAL(avg_channels)(taps, c, divisor, ahead, y, 4);
     if (c + 2 * LANES <= channels)
-        c = LOCAL(avg_channels)(taps, c, divisor, y, 2);
+        c = LOCAL(avg_channels)(taps, c, divisor, ahead, y, 2);
     while (c < channels)
-        c = LOCAL(avg_channels)(taps, osw_min(c, channels - LANES), divisor, y, 1);
+        c = LOCAL(avg_channels)(taps, osw_min(c, channels - LANES), divisor, ahead, y, 1);
 }
 
 /* sums[c] += the channels of `count` taps, of which the first ones start the sums. */
@@ -77,12 +86,28 @@ LOCAL(avg_strided)(const osw_pool *pool, const osw_taps_at *taps, float divisor,
     }
 }
 
+/* Elements from a window to the one beside it, if it pays to prefetch that: in a large input, if
+ * they share nothing or have many taps. Measured on AMD Zen 5, one thread: such ones gain 1.1 to
+ * 2.2; of 3 x 3 and stride 1 or 2 they lose 10 to 30 %. */
+static int64_t LOCAL(next_window)(const osw_pool *pool)
+{
+    const osw_pool_dim *dims = pool->dims;
+    const int64_t pixels =
+        pool->images * dims[DEPTH].input * dims[HEIGHT].input * dims[WIDTH].input;
+    const bool large =
+        pixels * pool->input_channels * (int64_t)sizeof(ELEMENT) >= osw_prefetch_windows_bytes;
+    const bool pays =
+        dims[WIDTH].stride >= dims[WIDTH].kernel || count_taps(pool) >= PREFETCHED_TAPS;
+    return large && pays ? dims[WIDTH].stride * pool->input.pixel_step : 0;
+}
+
 static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
 {
     if (!fits_sum(pool)) {
         below[ID_OF(avg_pixels)](pool, begin, end);
         return;
     }
+    const int64_t ahead = LOCAL(next_window)(pool);
     osw_taps_at taps;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_output_row(pool, 1, unit);
@@ -93,7 +118,7 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
             set_taps_at(&taps, pool, &row, w, sizeof(ELEMENT));
             const float divisor = (float)osw_avg_divisor(pool, row.depth, row.height, w);
             if (pool->channel_step == 1)
-                LOCAL(avg_dense)(&taps, pool->channels, divisor, y);
+                LOCAL(avg_dense)(&taps, pool->channels, divisor, ahead, y);
             else
                 LOCAL(avg_strided)(pool, &taps, divisor, y);
         }

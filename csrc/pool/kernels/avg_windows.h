@@ -10,6 +10,7 @@
 #include "pool/window.h"
 
 enum { MAX_SUMMED = 1024 };
+enum { PREFETCHED_TAPS = 25 }; /* and more: the next window is prefetched even if it shares taps */
 
 /* The valid taps of one window: where channel 0 of each lies. */
 typedef struct osw_taps_at {
