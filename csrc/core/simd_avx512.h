@@ -113,6 +113,36 @@ OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
     _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16((__m512i)v));
 }
 
+/* One shuffle each, which moves the halves to their place. */
+#    define load_bf16 load_bf16
+OSW_INLINE vf32 load_bf16(const uint16_t *p)
+{
+    static const uint16_t lower[32] = {0, 0, 0, 1, 0, 2,  0, 3,  0, 4,  0, 5,  0, 6,  0, 7,
+                                       0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
+    const __m512i v = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)p));
+    return (vf32)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_loadu_si512(lower), v);
+}
+
+#    define store_bf16 store_bf16
+OSW_INLINE void store_bf16(uint16_t *p, vf32 v)
+{
+    static const uint16_t upper[32] = {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+    const __m512i halves = _mm512_permutexvar_epi16(_mm512_loadu_si512(upper), (__m512i)v);
+    _mm256_storeu_si256((__m256i *)p, _mm512_castsi512_si256(halves));
+}
+
+OSW_INLINE vf32 carry_bf16(vf32 v); /* simd_memory.h */
+
+/* A masked operation in place of one and a selection. */
+#    define carry_any_bf16 carry_any_bf16
+OSW_INLINE vf32 carry_any_bf16(vf32 v)
+{
+    const __m512i bits = (__m512i)v;
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    const __m512i carried = (__m512i)carry_bf16(v);
+    return (vf32)_mm512_mask_or_epi32(carried, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
 /* The upper halves of both vectors in one shuffle. */
 #    define store_near_two_bf16 store_near_two_bf16
 OSW_INLINE void store_near_two_bf16(uint16_t *p, vf32 first, vf32 second)

@@ -98,10 +98,12 @@ OSW_INLINE void store_u16_i32(uint16_t *p, vi32 v)
 }
 #endif
 
+#ifndef load_bf16
 OSW_INLINE vf32 load_bf16(const uint16_t *p)
 {
     return (vf32)(load_u16_i32(p) << 16);
 }
+#endif
 
 #ifndef load_f16
 OSW_INLINE vf32 load_f16(const uint16_t *p)
@@ -120,10 +122,12 @@ OSW_INLINE vi32 upper_half_i32(vf32 v)
 }
 
 /* Values that bfloat16 can hold. */
+#ifndef store_bf16
 OSW_INLINE void store_bf16(uint16_t *p, vf32 v)
 {
     store_u16_i32(p, upper_half_i32(v));
 }
+#endif
 
 /* Rounded values in the upper halves of the lanes; the lower ones hold anything. A NaN that differs
  * from infinity in its lower half only is lost. */
@@ -134,10 +138,12 @@ OSW_INLINE vf32 carry_bf16(vf32 v)
 }
 
 /* The same for any NaN; it becomes quiet. */
+#ifndef carry_any_bf16
 OSW_INLINE vf32 carry_any_bf16(vf32 v)
 {
     return select_f32(v != v, (vf32)((vi32)v | 0x400000), carry_bf16(v));
 }
+#endif
 
 /* Round to the values of a dtype, to nearest, ties to even. */
 OSW_INLINE vf32 round_f32(vf32 v)
