@@ -67,6 +67,13 @@ def test_large_windows_equal_torch(window: tuple[Any, ...], tier: str) -> None:
         assert same_bits(gradient(F.avg_pool2d, last, grad, *window), want), channels
 
 
+@pytest.mark.parametrize("window", [(2,), (5,), ((4, 10), (4, 2)), (3, 1, 1)], ids=str)
+def test_large_batches_equal_their_images(window: tuple[Any, ...]) -> None:
+    """From 1 to 42 MB on, by the CPU, the next window is prefetched."""
+    x = torch.randn(61, 62, 52, 60).contiguous(memory_format=torch.channels_last)
+    assert same_bits(F.avg_pool2d(x, *window), torch.cat([F.avg_pool2d(image, *window) for image in x.split(1)]))
+
+
 def test_large_windows_over_volumes_equal_torch(tier: str) -> None:
     window = (9, 1, 4)  # a position of the input belongs to windows of 81 rows
     for channels in (17, 40):
