@@ -58,50 +58,61 @@ typedef struct LOCAL(target) {
     int64_t taps;
 } LOCAL(target);
 
-/* `count` outputs whose windows begin `start`, `start + step`, ... elements behind target->to. */
-static inline void LOCAL(scatter_outputs)(const osw_pool *pool, const LOCAL(target) *target,
+/* `count` outputs whose windows begin `start`, `start + step`, ... elements behind target->to, and
+ * the same of the planes behind, so many in all. */
+static inline void
+LOCAL(scatter_outputs)(const osw_pool *pool, const LOCAL(target) *target,
                                    const ELEMENT *gradient, int64_t offsets, int64_t count,
-                                   int64_t start, int64_t step, const bool wide)
+                                   int64_t start, int64_t step, const bool wide, const int planes)
 {
+    const int64_t to_step = pool->grad_input.channel_step,
+                  from_step = pool->grad_output.channel_step,
+                  offset_step = pool->offsets.channel_step;
     const uint64_t size = (uint64_t)target->size, taps = (uint64_t)target->taps;
     const uint8_t *narrow = (const uint8_t *)pool->offsets.base + (wide ? 0 : offsets);
     const int32_t *all = (const int32_t *)pool->offsets.base + (wide ? offsets : 0);
     const int64_t *distance = target->distance;
     ELEMENT *to = target->to;
-    for (int64_t i = 0; i < count; i++, start += step) {
-        const int64_t tap = wide ? all[i] : narrow[i];
-        if (wide && (uint64_t)tap >= taps)
-            continue;
-        const uint64_t at = (uint64_t)(start + distance[tap]);
-        if (at < size)
-            to[at] = STORE(LOAD(to[at]) + LOAD(gradient[i]));
-    }
+    for (int64_t i = 0; i < count; i++, start += step)
+        for (int p = 0; p < planes; p++) {
+            const int64_t tap = wide ? all[p * offset_step + i] : narrow[p * offset_step + i];
+            if (wide && (uint64_t)tap >= taps)
+                continue;
+            const uint64_t at = (uint64_t)(start + distance[tap]);
+            ELEMENT *const place = to + p * to_step + at;
+            if (at < size)
+                *place = STORE(LOAD(*place) + LOAD(gradient[p * from_step + i]));
+        }
 }
 
 /* The same for outputs that lie one behind the other, from column w of a row on. */
 static inline void
 LOCAL(scatter_from)(const osw_pool *pool, const LOCAL(target) *target, const osw_row *row,
-                                int64_t w, int64_t count, int64_t start, int64_t step)
+                                int64_t w, int64_t count, int64_t start, int64_t step,
+                                const int planes)
 {
     const int64_t position = osw_output_position(pool, row->depth, row->height, w);
     const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
                               osw_place(&pool->grad_output, row->image, row->channel, position);
     const int64_t offsets = osw_place(&pool->offsets, row->image, row->channel, position);
     if (pool->wide)
-        LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, true);
+        LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, true, planes);
     else
-        LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, false);
+        LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, false, planes);
 }
 
-/* Input channel `channel`. */
+/* Input channels from `channel` on. */
 static inline void LOCAL(scatter)(const osw_pool *pool,
-                                  LOCAL(target) *target, int64_t image, int64_t channel)
+                                  LOCAL(target) *target, int64_t image, int64_t channel,
+                           const int planes)
 {
     const osw_pool_dim *dims = pool->dims;
     const int64_t columns = dims[WIDTH].output;
     osw_row row = {.image = image, .channel = channel / pool->channel_step};
     target->to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
-    memset(target->to, 0, (size_t)target->size * sizeof(ELEMENT));
+    for (int p = 0; p < planes; p++)
+        memset(target->to + p * pool->grad_input.channel_step, 0,
+               (size_t)target->size * sizeof(ELEMENT));
     if (channel % pool->channel_step != 0)
         return;
     for (row.depth = 0; row.depth < dims[DEPTH].output; row.depth++) {
@@ -109,13 +120,14 @@ static inline void LOCAL(scatter)(const osw_pool *pool,
             const int64_t start = osw_input_position(
                 pool, row.depth * dims[DEPTH].stride - dims[DEPTH].padding,
                 row.height * dims[HEIGHT].stride - dims[HEIGHT].padding, -dims[WIDTH].padding);
-            LOCAL(scatter_from)(pool, target, &row, 0, columns, start, dims[WIDTH].stride);
+            LOCAL(scatter_from)(pool, target, &row, 0, columns, start, dims[WIDTH].stride, planes);
         }
     }
 }
 
 /* Rows [begin, end) of the input: whole planes are scattered if that is faster, the rest goes to
- * `collect`. */
+ * `collect`. Sums of 16 bits, of which each waits for the last one to be rounded, are taken of two
+ * planes in turn: on Zen 5 1.1 to 1.4 times as fast, those of floats 0.65 to 1.1. */
 static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int64_t end,
                                 osw_pool_fn *collect)
 {
@@ -129,8 +141,17 @@ static inline void LOCAL(scatter_rows)(const osw_pool *pool, int64_t begin, int6
     LOCAL(target) target = {.size = osw_input_plane(pool),
                      .distance = LOCAL(scatter_distances)(pool, 1),
                      .taps = count_taps(pool)};
-    for (int64_t plane = first; plane < last; plane++)
-        LOCAL(scatter)(pool, &target, plane / pool->input_channels, plane % pool->input_channels);
+    const int64_t channels = pool->input_channels;
+    const bool pairs = sizeof(ELEMENT) == 2 && pool->channel_step == 1;
+    for (int64_t plane = first; plane < last; plane++) {
+        const int64_t image = plane / channels, channel = plane % channels;
+        if (pairs && channel + 1 < channels && plane + 1 < last) {
+            LOCAL(scatter)(pool, &target, image, channel, 2);
+            plane++;
+        } else {
+            LOCAL(scatter)(pool, &target, image, channel, 1);
+        }
+    }
     collect(pool, last * rows, end);
 }
 
@@ -159,7 +180,7 @@ static inline void LOCAL(scatter_image)(const osw_pool *pool,
                 osw_input_position(pool, d, h, -dims[WIDTH].padding) * pitch - target->at;
             for (int64_t w = 0; w < dims[WIDTH].output; w++) {
                 LOCAL(
-                    scatter_from)(pool, target, &row, w, pool->channels, start, pool->channel_step);
+                    scatter_from)(pool, target, &row, w, pool->channels, start, pool->channel_step, 1);
                 start += dims[WIDTH].stride * pitch;
             }
         }
