@@ -2,9 +2,25 @@
 #include "norm_pool/gather.h"
 
 #include "core/ints.h"
+#include "core/prefetch.h"
 #include "pool/window.h"
 
 #include <assert.h>
+
+/* Bytes between a window and what is prefetched meanwhile, some rows below it. On Zen 5, 24 x 112 x
+ * 112, 32 images: pixels take 0.45 of the time, planes 0.65; windows nearer by gain less. */
+enum { AHEAD = 12 << 10, LINE = 64 };
+
+/* `bytes` of each row of the window that begins here, so many bytes further on. */
+static inline void ask_ahead(const osw_gather *gather, const void *window, int64_t bytes)
+{
+    const osw_pool_dim *h = &gather->pool->dims[HEIGHT], *w = &gather->pool->dims[WIDTH];
+    const int64_t row = h->dilation * w->input * gather->channels * gather->bytes;
+    const char *at = (const char *)window + AHEAD;
+    for (int64_t y = 0; y < h->kernel; y++, at += row)
+        for (int64_t i = 0; i < bytes; i += LINE)
+            __builtin_prefetch(at + i);
+}
 
 void osw_gather_start(osw_gather *gather, const osw_pool *pool, const void *x, int64_t bytes,
                       bool pixels)
@@ -16,6 +32,7 @@ void osw_gather_start(osw_gather *gather, const osw_pool *pool, const void *x, i
     gather->bytes = bytes;
     gather->channels = pixels ? pool->channels : 1;
     gather->elements = pool->images * pool->channels * plane;
+    gather->asks = gather->elements * bytes >= osw_prefetch_windows_bytes;
     assert(taps <= OSW_MOST_TAPS);
     for (int64_t tap = 0; tap < OSW_MOST_TAPS; tap++) {
         const int64_t y = tap / dims[WIDTH].kernel * dims[HEIGHT].dilation;
@@ -32,20 +49,25 @@ void osw_gather_start(osw_gather *gather, const osw_pool *pool, const void *x, i
                      int64_t step, int64_t count, void *to)                                        \
     {                                                                                              \
         const type *const x = gather->x;                                                           \
-        const int64_t channels = gather->channels;                                                 \
+        const int64_t channels = gather->channels, bytes = step * (int64_t)sizeof *x;              \
         const uint64_t elements = (uint64_t)gather->elements;                                      \
         type *out = to;                                                                            \
+        if (gather->asks && channels == 1)                                                         \
+            ask_ahead(gather, x + start, count * bytes);                                           \
         for (int64_t i = 0; channels == 1 && i < count; i++, start += step) {                      \
             const uint64_t at = (uint64_t)(start + gather->distance[offsets[i]]);                  \
             out[i] = x[at < elements ? at : 0];                                                    \
         }                                                                                          \
         if (channels == 1)                                                                         \
             return;                                                                                \
-        for (int64_t i = 0; i < count; i++, start += step)                                         \
+        for (int64_t i = 0; i < count; i++, start += step) {                                       \
+            if (gather->asks)                                                                      \
+                ask_ahead(gather, x + start, bytes);                                               \
             for (int64_t c = 0; c < channels; c++) {                                               \
                 const uint64_t at = (uint64_t)(start + c + gather->distance[*offsets++]);          \
                 *out++ = x[at < elements ? at : 0];                                                \
             }                                                                                      \
+        }                                                                                          \
     }
 
 GATHER(gather_x16, uint16_t)

@@ -16,6 +16,7 @@ typedef struct osw_gather {
     int64_t bytes;                   /* of an element: 2, 4 or 8 */
     int64_t channels;                /* of a pixel; 1 for planes */
     int64_t elements;                /* of x */
+    bool asks;                       /* for values ahead: x is large */
     int64_t distance[OSW_MOST_TAPS]; /* of a tap from the first one, in elements */
 } osw_gather;
 
