@@ -133,15 +133,14 @@ def _kernel_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> Any
 
     Args: arguments: weight, stride, padding, dilation, and whether each gradient is wanted.
     """
+    gradients = _core.plain_depthwise_backward(grad_output, input, *arguments)
+    if gradients is not NotImplemented:
+        return gradients
+    if not plain_cpu((grad_output,)):
+        return NotImplemented
     planes = has_planes(input)
     if planes:
-        if not plain_cpu((grad_output,)):
-            return NotImplemented
         input = to_pixels(input)
-    elif (gradients := _core.plain_depthwise_backward(grad_output, input, *arguments)) is not NotImplemented:
-        return gradients
-    elif not plain_cpu((grad_output,)):
-        return NotImplemented
     gradients = _core.plain_depthwise_backward(to_pixels(grad_output), input, *arguments)
     if gradients is NotImplemented or gradients[0] is None or not planes:
         return gradients

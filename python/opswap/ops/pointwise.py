@@ -35,7 +35,7 @@ from ._function import (
     tracing,
 )
 from ._layout import suggest_memory_format
-from ._stats import count_kernel, count_reference, reference_forced
+from ._stats import count_kernel, count_reference
 
 __all__ = [
     "FEW_WEIGHTS",
@@ -51,6 +51,7 @@ __all__ = [
 _NAME = "pointwise_conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
 _DTYPES = (torch.float32, torch.float64)
+_PLAIN = (Tensor, nn.Parameter)
 _compiling = torch.compiler.is_dynamo_compiling
 _autocast = torch.is_autocast_enabled
 
@@ -191,12 +192,15 @@ _operator = ConvolutionOperator(
 )
 
 
-def _by_kernel(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair) -> Tensor:
-    """The output, or NotImplemented if the kernels do not support these tensors."""
+def _try_kernel(input: Any, weight: Any, bias: Any, stride: Pair) -> Any:
+    """The output, or NotImplemented if the kernels do not support the call."""
+    for t in (input, weight) if bias is None else (input, weight, bias):
+        if type(t) not in _PLAIN:
+            return NotImplemented
+    if not plain_eager() or not _reads(input, weight, stride):
+        return NotImplemented
     if not needs_graph((input, weight, bias)):
         return _core.plain_pointwise(input, weight, bias, stride)
-    if not plain_eager():  # Function.apply hides the tensors of a transform from the extension
-        return NotImplemented
     try:
         return _apply(input, weight, bias, stride)
     except DeclinedError:
@@ -233,6 +237,10 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
 
     Source: torch.nn.functional.conv2d; Lin et al., "Network in Network", ICLR 2014.
     """
+    output = _try_kernel(input, weight, bias, stride)
+    if output is not NotImplemented:
+        count_kernel(_NAME)
+        return output
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if has_torch_function(tensors):
         return handle_torch_function(pointwise_conv2d, tensors, input, weight, bias, stride)
@@ -243,11 +251,6 @@ def pointwise_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
         raise RuntimeError(f"{_NAME}: weight must be (out, in, 1, 1), got {tuple(size)}")
     if tracing():
         return torch_functional.conv2d(input, weight, bias, stride)
-    if not _compiling() and _reads(input, weight, stride) and not reference_forced():
-        output = _by_kernel(input, weight, bias, stride)
-        if output is not NotImplemented:
-            count_kernel(_NAME)
-            return output
     if _is_recorded(input, weight, stride):
         return _operator(input, weight, bias, pair(stride))
     if not torch.compiler.is_compiling():
