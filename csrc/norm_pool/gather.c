@@ -78,19 +78,26 @@ void osw_gather_run(const osw_gather *gather, int64_t begin, int64_t end, void *
 {
     const osw_pool_dim *h = &gather->pool->dims[HEIGHT], *w = &gather->pool->dims[WIDTH];
     const int64_t channels = gather->channels, row = channels * gather->bytes;
+    const int64_t step = w->stride * channels, line = w->input * channels;
     const uint8_t *offsets = (const uint8_t *)gather->pool->offsets.base + begin * channels;
+    void (*const run)(const osw_gather *, const uint8_t *, int64_t, int64_t, int64_t, void *) =
+        gather->bytes == 2   ? gather_x16
+        : gather->bytes == 4 ? gather_x32
+                             : gather_x64;
+    int64_t column = begin % w->output, y = begin / w->output % h->output;
+    int64_t first = begin / w->output / h->output * h->input * line; /* of the image */
     char *out = to;
-    for (int64_t at = begin, next; at < end; at = next) {
-        const int64_t line = at / w->output, column = at % w->output;
-        next = osw_min_int((line + 1) * w->output, end);
-        const int64_t image = line / h->output, y = line % h->output * h->stride - h->padding;
+    for (int64_t count; begin < end; begin += count) {
+        count = osw_min_int(w->output - column, end - begin);
         const int64_t x = column * w->stride - w->padding;
-        const int64_t start = ((image * h->input + y) * w->input + x) * channels;
-        const int64_t step = w->stride * channels, count = next - at;
-        (gather->bytes == 2   ? gather_x16
-         : gather->bytes == 4 ? gather_x32
-                              : gather_x64)(gather, offsets, start, step, count, out);
+        run(gather, offsets, first + (y * h->stride - h->padding) * line + x * channels, step,
+            count, out);
         offsets += count * channels;
         out += count * row;
+        column = 0;
+        if (++y == h->output) {
+            y = 0;
+            first += h->input * line;
+        }
     }
 }
