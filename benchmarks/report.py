@@ -244,7 +244,7 @@ def main() -> None:
             rows = [row for row in rows if (row["threads"], row["allocation"]) == first]
             print(f"{_heading(first)}\n\n" + "\n".join(summary(rows)) + "\n")
         else:
-            print(report(rows) + "\n")
+            print(f"{file.name}: {report(rows)}\n")
 
 
 if __name__ == "__main__":
