@@ -71,7 +71,9 @@ def test_large_windows_equal_torch(window: tuple[Any, ...], tier: str) -> None:
 def test_large_batches_equal_their_images(window: tuple[Any, ...]) -> None:
     """From 1 to 42 MB on, by the CPU, the next window is prefetched."""
     x = torch.randn(61, 62, 52, 60).contiguous(memory_format=torch.channels_last)
-    assert same_bits(F.avg_pool2d(x, *window), torch.cat([F.avg_pool2d(image, *window) for image in x.split(1)]))
+    assert same_bits(
+        F.avg_pool2d(x, *window), torch.cat([F.avg_pool2d(image, *window) for image in x.split(1)])
+    )
 
 
 def test_large_windows_over_volumes_equal_torch(tier: str) -> None:
