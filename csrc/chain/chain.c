@@ -12,9 +12,11 @@ enum {
     DENSE_BYTES = 192 << 10, /* of rows of input and output of a dense convolution */
     WIDEST = 16,             /* lanes of a vector */
     MOST_PARTS = 32,
-    PART_PIXELS = 960, /* at least, for which a part pays */
-    PARTIAL = 1 << 20, /* elements that all parts of a weight may hold */
-    MOST_CROSSED = 64, /* input channels of sums that are crossed */
+    FEW_PARTS = 8,          /* that are wanted of few pixels, for as many threads, */
+    PART_PIXELS = 192,      /* each of them of so many at least, */
+    MANY_PART_PIXELS = 960, /* and of many pixels of so many */
+    PARTIAL = 1 << 20,      /* elements that all parts of a weight may hold */
+    MOST_CROSSED = 64,      /* input channels of sums that are crossed */
 };
 
 osw_chain_fn *osw_chain_table[OSW_CHAIN_COUNT];
@@ -76,14 +78,20 @@ static bool crosses(const osw_chain_stage *stage)
            10 * stage->outputs * channels > 11 * stage->channels * outputs;
 }
 
+int64_t osw_chain_part_pixels(const osw_chain_stage *stage)
+{
+    const int64_t share = osw_chain_pixels(stage) / FEW_PARTS;
+    return osw_min_int(osw_max_int(share, PART_PIXELS), MANY_PART_PIXELS);
+}
+
 void osw_chain_cut(osw_chain_stage *stage)
 {
-    int64_t total = osw_chain_pixels(stage), least = PART_PIXELS;
+    int64_t total = osw_chain_pixels(stage), least = osw_chain_part_pixels(stage);
     stage->crossed = !stage->depthwise && crosses(stage);
     if (stage->depthwise) {
         const int64_t wanted = osw_max_int(max_rows(stage, BAND_BYTES), 1);
         stage->bands = osw_ceil(stage->out_height, wanted);
-        least = osw_ceil(PART_PIXELS * stage->bands, stage->out_height * stage->out_width);
+        least = osw_ceil(least * stage->bands, stage->out_height * stage->out_width);
         total = stage->batch * stage->bands;
     } else if (stage->dense) {
         const osw_chain_window *w = &stage->window;

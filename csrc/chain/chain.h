@@ -182,6 +182,11 @@ int64_t osw_chain_packed(const osw_chain_stage *stage);
  * room for. */
 bool osw_chain_fits(const osw_chain_stage *stage, bool folded);
 
+/* Pixels of a part, at least. Sums of parts are added up afterwards, which costs one thread time
+ * and is what several ones need to share the work: on Zen 5 a step of ShuffleNetV2 with 8 images
+ * takes 1.01 of the time of parts of 960 pixels on one thread, 0.8 on two. */
+int64_t osw_chain_part_pixels(const osw_chain_stage *stage);
+
 /* Set what follows from the sizes. */
 void osw_chain_cut(osw_chain_stage *stage);
 

@@ -12,7 +12,6 @@
 enum {
     FACTORS = 5,
     ALIGNED = 64,
-    ROWS = 1024, /* pixels of a part of reduce and apply */
 };
 
 /* The working memory of a run: what a stage needs is free again for the next. */
@@ -36,7 +35,7 @@ static int64_t most(int64_t a, int64_t b)
 
 static int64_t row_parts(const osw_chain_stage *last)
 {
-    return osw_ceil(osw_chain_pixels(last), ROWS);
+    return osw_ceil(osw_chain_pixels(last), osw_chain_part_pixels(last));
 }
 
 /* Sizes of the arrays of osw_chain_memory, in elements. */
@@ -177,11 +176,12 @@ static void run_parts(int64_t begin, int64_t end, void *context)
 {
     const osw_chain_work *work = context;
     const osw_chain_stage *s = work->stage;
+    const int64_t rows = osw_chain_part_pixels(s);
     for (int64_t i = begin; i < end; i++) {
         osw_chain_part part = osw_chain_part_at(s, i);
         if (work->by_rows) {
-            part.begin = i * ROWS;
-            part.end = osw_min_int(part.begin + ROWS, osw_chain_pixels(s));
+            part.begin = i * rows;
+            part.end = osw_min_int(part.begin + rows, osw_chain_pixels(s));
         } else {
             part.center = work->memory->centers + i * s->outputs;
             part.weights = work->memory->weights + i * osw_chain_weights(s);

@@ -227,7 +227,7 @@ static void cut(osw_chain_stage *s)
 {
     osw_chain_cut(s);
     if (s->depthwise && driver_below(2))
-        s->bands = 1 + driver_below(s->out_height);
+        s->bands += driver_below(s->out_height - s->bands + 1);
     if (!s->depthwise && driver_below(2))
         s->block = 1 + driver_below(s->block);
     if (!s->depthwise && driver_below(2))
