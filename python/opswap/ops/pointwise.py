@@ -51,7 +51,6 @@ __all__ = [
 _NAME = "pointwise_conv2d"
 _NAME_BACKWARD = f"{_NAME}_backward"
 _DTYPES = (torch.float32, torch.float64)
-_PLAIN = (Tensor, nn.Parameter)
 _compiling = torch.compiler.is_dynamo_compiling
 _autocast = torch.is_autocast_enabled
 
@@ -194,12 +193,10 @@ _operator = ConvolutionOperator(
 
 def _try_kernel(input: Any, weight: Any, bias: Any, stride: Pair) -> Any:
     """The output, or NotImplemented if the kernels do not support the call."""
-    for t in (input, weight) if bias is None else (input, weight, bias):
-        if type(t) not in _PLAIN:
-            return NotImplemented
-    if not plain_eager() or not _reads(input, weight, stride):
+    tensors = (input, weight) if bias is None else (input, weight, bias)
+    if not plain_cpu(tensors) or not _reads(input, weight, stride):
         return NotImplemented
-    if not needs_graph((input, weight, bias)):
+    if not needs_graph(tensors):
         return _core.plain_pointwise(input, weight, bias, stride)
     try:
         return _apply(input, weight, bias, stride)
