@@ -24,7 +24,7 @@
 #define EACH "conv/panels.h"
 #include "core/each_float.h"
 
-#define EACH "conv/outer.h"
+#define EACH "linear/outer.h"
 #include "core/each_float.h"
 
 enum {
@@ -53,7 +53,7 @@ static void multiply_block(const packed_f32 *b, int64_t terms, int64_t pixels, c
     }
 }
 
-/* Tiles of a product of so many pixels: calls of ask_all. */
+/* Tiles of a product of so many pixels. */
 static int64_t tiles_of(int64_t terms, int64_t columns, int64_t pixels)
 {
     const int64_t vectors = panel_vectors(osw_ceil(columns, LANES));
@@ -65,28 +65,15 @@ static int64_t tiles_of(int64_t terms, int64_t columns, int64_t pixels)
 static void add_products(int64_t pixels, const float *a, int64_t a_count, const float *b,
                          int64_t b_count, float *sums, osw_pass *pass)
 {
-    for (int64_t j = 0; j < b_count;) {
-        const int64_t vectors = panel_vectors(osw_ceil(b_count - j, LANES));
-        const int64_t tiles = osw_ceil(a_count, tile_rows[vectors]);
-        outer_f32 t = {.lines = 1,
-                       .length = pixels,
-                       .a = a,
-                       .a_pixel = a_count,
-                       .b = b + j,
-                       .b_pixel = b_count,
-                       .last = osw_min_int(b_count - j - (vectors - 1) * LANES, LANES),
-                       .sums = sums + j,
-                       .sums_step = b_count};
-        for (int64_t i = 0, m = 0; i < tiles; i++) {
-            const int64_t rows = osw_ceil(a_count - m, tiles - i);
-            ask_all(pass);
-            outers_f32[vectors - 1][rows - 1](&t);
-            m += rows;
-            t.a += rows;
-            t.sums += rows * b_count;
-        }
-        j += vectors * LANES;
-    }
+    const outer_f32 t = {.lines = 1,
+                         .length = pixels,
+                         .a = a,
+                         .a_pixel = a_count,
+                         .b = b,
+                         .b_pixel = b_count,
+                         .sums = sums,
+                         .sums_step = b_count};
+    add_outer_products_f32(t, a_count, b_count, pass);
 }
 
 /* The terms of an output: the rows of its window. */
@@ -136,10 +123,11 @@ TIERED(osw_chain_pointwise_forward)(const osw_chain_stage *s, const osw_chain_pa
     for (int64_t p = part->begin; p < part->end; p += s->block) {
         const int64_t pixels = osw_min_int(part->end - p, s->block), next = p + pixels;
         const int64_t behind = pixels_behind(s, part, p);
-        const int64_t calls = tiles_of(s->channels, s->outputs, pixels);
+        const int64_t tiles = tiles_of(s->channels, s->outputs, pixels);
         float *z = s->output + p * s->outputs;
-        osw_pass pass = {{ahead_of(s->input + next * s->channels, behind * in, calls),
-                          ahead_of(s->output + next * s->outputs, behind * out, calls)}};
+        osw_pass pass = {0};
+        add_stream(&pass, s->input + next * s->channels, behind * in, tiles);
+        add_stream(&pass, s->output + next * s->outputs, behind * out, tiles);
         multiply_block(&weight, s->channels, pixels, input_block(s, p, pixels, room), z, &pass);
         if (p == part->begin)
             find_center(s->outputs, pixels, z, part);
@@ -169,14 +157,15 @@ static osw_pass backward_pass(const osw_chain_stage *s, const osw_chain_part *pa
     const int64_t rows = s->crossed ? s->channels : s->outputs;
     const int64_t columns = s->crossed ? s->outputs : s->channels;
     const int64_t vectors = panel_vectors(osw_ceil(columns, LANES));
-    int64_t calls = osw_ceil(rows, tile_rows[vectors]) * osw_ceil(columns, vectors * LANES);
+    int64_t tiles = osw_ceil(rows, tile_rows[vectors]) * osw_ceil(columns, vectors * LANES);
     if (s->grad_input)
-        calls += tiles_of(s->outputs, s->channels, pixels);
-    osw_pass pass = {{ahead_of(s->input + next * s->channels, behind * in, calls),
-                      ahead_of(s->output + next * s->outputs, behind * out, calls),
-                      ahead_of(s->grad + next * s->outputs, behind * out, calls)}};
+        tiles += tiles_of(s->outputs, s->channels, pixels);
+    osw_pass pass = {0};
+    add_stream(&pass, s->input + next * s->channels, behind * in, tiles);
+    add_stream(&pass, s->output + next * s->outputs, behind * out, tiles);
+    add_stream(&pass, s->grad + next * s->outputs, behind * out, tiles);
     if (s->grad_input)
-        pass.ahead[3] = ahead_of(s->grad_input + next * s->channels, behind * in, calls);
+        add_stream(&pass, s->grad_input + next * s->channels, behind * in, tiles);
     return pass;
 }
 

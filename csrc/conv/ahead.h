@@ -18,21 +18,21 @@ static inline int64_t elements_of(const osw_conv *conv)
                           conv->rows.out_size * conv->columns.out_size * conv->outputs);
 }
 
-/* `count` pixels from (n, y, x) on, row after row, in `calls` steps; of an image with `rows` rows
- * of `columns` columns and `channels` channels. Nothing if these are not neighbours. */
-static osw_ahead pixels_ahead(const osw_conv *conv, const osw_conv_image *image, int64_t rows,
-                              int64_t columns, int64_t channels, int64_t element_bytes, int64_t n,
-                              int64_t y, int64_t x, int64_t count, int64_t calls)
+/* Let so many tiles ask for `count` pixels from (n, y, x) on, row after row; of an image with
+ * `rows` rows of `columns` columns and `channels` channels. Nothing if these are not neighbours. */
+static void add_pixels(osw_pass *pass, const osw_conv *conv, const osw_conv_image *image,
+                       int64_t rows, int64_t columns, int64_t channels, int64_t element_bytes,
+                       int64_t n, int64_t y, int64_t x, int64_t count, int64_t tiles)
 {
     const int64_t pixel = image->pixel_step;
     const int64_t last = conv->batch * rows * columns;
     if (pixel > 2 * channels || image->row_step != columns * pixel ||
         image->image_step != rows * image->row_step)
-        return (osw_ahead){0};
+        return;
     const int64_t from = osw_min_int(osw_max_int((n * rows + y) * columns + x, 0), last);
     const int64_t bytes = osw_min_int(count, last - from) * pixel * element_bytes;
     const char *at = (const char *)image->data + from * pixel * element_bytes;
-    return ahead_of(at, bytes, calls);
+    add_stream(pass, at, bytes, tiles);
 }
 
 #endif

@@ -126,18 +126,18 @@ static osw_pass LOCAL(next_block)(const osw_conv *conv, int64_t i)
     const int64_t width = next.right - next.left, height = next.bottom - next.top;
     const int64_t size = (int64_t)sizeof(ELEMENT);
     const int64_t vectors = panel_vectors(osw_ceil(conv->outputs, VLANES));
-    const int64_t calls = osw_conv_pieces(&conv->terms) *
+    const int64_t tiles = osw_conv_pieces(&conv->terms) *
                           osw_ceil(conv->outputs, vectors * VLANES) *
                           osw_ceil(width * height, tile_rows[vectors]);
     const int64_t y_in =
         next.top * rows->stride + (rows->taps - 1) * rows->dilation - rows->padding;
-    return (osw_pass){
-        {pixels_ahead(conv, &conv->input, rows->size, columns->size, conv->channels, size,
-                      next.image, y_in, whole ? 0 : next.left * columns->stride,
-                      whole ? height * rows->stride * columns->size : width * columns->stride,
-                      calls),
-         pixels_ahead(conv, &written, rows->out_size, columns->out_size, conv->outputs, size,
-                      next.image, next.top, next.left, width * height, calls)}};
+    osw_pass pass = {0};
+    add_pixels(&pass, conv, &conv->input, rows->size, columns->size, conv->channels, size,
+               next.image, y_in, whole ? 0 : next.left * columns->stride,
+               whole ? height * rows->stride * columns->size : width * columns->stride, tiles);
+    add_pixels(&pass, conv, &written, rows->out_size, columns->out_size, conv->outputs, size,
+               next.image, next.top, next.left, width * height, tiles);
+    return pass;
 }
 
 static void KERNEL(conv_forward)(const osw_conv *conv, const osw_conv_part *part)

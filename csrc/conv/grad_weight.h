@@ -11,8 +11,8 @@
 #include <string.h>
 
 #ifndef SUFFIX
-#    include "conv/outer.h"
 #    include "core/each_float.h"
+#    include "linear/outer.h"
 #endif
 
 /* A part as tiles see it: one image has the rows of sums, its channels from a_begin on, the other
@@ -24,8 +24,8 @@ typedef struct LOCAL(sweep) {
     ELEMENT *sums;
     int64_t a_step, tap_step; /* of the sums: from one channel of a and from one tap to the next */
     bool joins;               /* the taps of a row */
-    int64_t calls;            /* of tiles per block, about */
-    osw_ahead ahead[2];
+    int64_t tiles;            /* per block, about */
+    osw_pass pass;
 } LOCAL(sweep);
 
 /* Few channels fill vectors, or rows of tiles, badly; those of neighbouring pixels do better. */
@@ -36,7 +36,7 @@ static bool LOCAL(joins_taps)(const osw_conv *conv)
            conv->input.pixel_step == conv->channels;
 }
 
-static int64_t LOCAL(count_calls)(const LOCAL(sweep) *sweep)
+static int64_t LOCAL(count_tiles)(const LOCAL(sweep) *sweep)
 {
     const osw_conv *conv = sweep->conv;
     int64_t a = sweep->a_end - sweep->a_begin, b = sweep->b_channels;
@@ -63,7 +63,7 @@ static LOCAL(sweep) LOCAL(sweep_of)(const osw_conv *conv, const osw_conv_part *p
         .tap_step = crossed ? conv->channels * conv->outputs : conv->channels,
         .joins = LOCAL(joins_taps)(conv),
     };
-    sweep.calls = LOCAL(count_calls)(&sweep);
+    sweep.tiles = LOCAL(count_tiles)(&sweep);
     return sweep;
 }
 
@@ -102,25 +102,6 @@ static bool LOCAL(reach)(const osw_conv *conv, osw_conv_block block, int64_t r, 
     return true;
 }
 
-/* The sums of `a_count` rows from t->sums on and of `vectors` vectors, the last of which ends with
- * the last of b_count channels. */
-static void LOCAL(add_rows)(LOCAL(sweep) *sweep,
-                            LOCAL(outer) t, int64_t a_count, int64_t b_count, int64_t vectors)
-{
-    const int64_t tiles = osw_ceil(a_count, tile_rows[vectors]);
-    t.last = osw_min_int(b_count - (vectors - 1) * VLANES, VLANES);
-    t.sums_step = sweep->a_step;
-    for (int64_t i = 0, a = 0; i < tiles; i++) {
-        const int64_t rows = osw_ceil(a_count - a, tiles - i);
-        ask_ahead(&sweep->ahead[0]);
-        ask_ahead(&sweep->ahead[1]);
-        LOCAL(outers)[vectors - 1][rows - 1](&t);
-        a += rows;
-        t.a += rows;
-        t.sums += rows * sweep->a_step;
-    }
-}
-
 /* Every tap for itself, the same channels of all of them one after the other. */
 static void LOCAL(add_taps)(LOCAL(sweep) *sweep, const osw_conv_block *block)
 {
@@ -130,13 +111,13 @@ static void LOCAL(add_taps)(LOCAL(sweep) *sweep, const osw_conv_block *block)
     for (int64_t b = 0; b < sweep->b_channels; b += vectors * VLANES) {
         vectors = tile_vectors(osw_ceil(sweep->b_channels - b, VLANES), rows);
         for (int64_t i = 0; i < taps; i++) {
-            LOCAL(outer) t;
+            LOCAL(outer) t = {.sums_step = sweep->a_step};
             if (!LOCAL(reach)(conv, *block, i / conv->columns.taps, i % conv->columns.taps, &t))
                 continue;
             t.a += sweep->a_begin;
             t.b += b;
             t.sums = sweep->sums + sweep->a_begin * sweep->a_step + i * sweep->tap_step + b;
-            LOCAL(add_rows)(sweep, t, rows, sweep->b_channels - b, vectors);
+            LOCAL(add_outer_rows)(t, rows, sweep->b_channels - b, vectors, &sweep->pass);
         }
     }
 }
@@ -150,7 +131,7 @@ static void LOCAL(add_joined)(
     const int64_t a_count = conv->crossed ? joined : sweep->a_end - sweep->a_begin;
     const int64_t b_count = conv->crossed ? sweep->b_channels : joined;
     int64_t vectors;
-    LOCAL(outer) t;
+    LOCAL(outer) t = {.sums_step = sweep->a_step};
     if (!LOCAL(reach)(conv, *block, r, s, &t))
         return;
     t.a += sweep->a_begin;
@@ -158,7 +139,7 @@ static void LOCAL(add_joined)(
              (r * conv->columns.taps + s) * sweep->tap_step;
     for (int64_t b = 0; b < b_count; b += vectors * VLANES) {
         vectors = tile_vectors(osw_ceil(b_count - b, VLANES), a_count);
-        LOCAL(add_rows)(sweep, t, a_count, b_count - b, vectors);
+        LOCAL(add_outer_rows)(t, a_count, b_count - b, vectors, &sweep->pass);
         t.b += vectors * VLANES;
         t.sums += vectors * VLANES;
     }
@@ -195,13 +176,13 @@ static void LOCAL(look_ahead)(LOCAL(sweep) *sweep, int64_t i)
     const int64_t width = next.right - next.left, height = next.bottom - next.top;
     const int64_t y = next.top * rows->stride + (rows->taps - 1) * rows->dilation - rows->padding;
     const int64_t size = (int64_t)sizeof(ELEMENT);
-    sweep->ahead[0] =
-        pixels_ahead(conv, &conv->grad_output, rows->out_size, columns->out_size, conv->outputs,
-                     size, next.image, next.top, next.left, width * height, sweep->calls);
-    sweep->ahead[1] = pixels_ahead(
-        conv, &conv->input, rows->size, columns->size, conv->channels, size, next.image, y,
-        whole ? 0 : next.left * columns->stride,
-        whole ? height * rows->stride * columns->size : width * columns->stride, sweep->calls);
+    sweep->pass = (osw_pass){0};
+    add_pixels(&sweep->pass, conv, &conv->grad_output, rows->out_size, columns->out_size,
+               conv->outputs, size, next.image, next.top, next.left, width * height, sweep->tiles);
+    add_pixels(&sweep->pass, conv, &conv->input, rows->size, columns->size, conv->channels, size,
+               next.image, y, whole ? 0 : next.left * columns->stride,
+               whole ? height * rows->stride * columns->size : width * columns->stride,
+               sweep->tiles);
 }
 
 /* bias[o] += sum of grad_output[n][i][j][o] over the pixels of a block, for so many vectors of

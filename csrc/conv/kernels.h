@@ -8,7 +8,7 @@
 #include "linear/tiles.h"
 
 #define FLOATS OSW_EACH_F32 + OSW_EACH_F64
-#define EACH   "conv/outer.h"
+#define EACH   "linear/outer.h"
 #include "core/each_float.h"
 
 #define EACH "conv/grad_weight.h"

@@ -116,8 +116,8 @@ static void LOCAL(
                     .c = c,
                     .c_row = l->c_pixel,
                     .last = count - width + VLANES,
+                    .ahead = take_share(pass, l->run * l->runs),
                 };
-                ask_all(pass);
                 LOCAL(tiles)[vectors - 1][rows - 1](&tile);
                 m += rows;
             }

@@ -1,47 +1,58 @@
 /* SPDX-License-Identifier: MIT */
-/* Prefetch of the next block's pixels in equal parts between tiles, which touch a block in strides
- * that no prefetcher of a CPU follows. All at once, at the head of a block, gains half as much. */
+/* Prefetch of what the tiles of the next block or pass read and write. Tiles touch it in strides
+ * that no prefetcher of a CPU follows. Each tile asks for its share, a line or less per term: all
+ * lines of a share at once, at the head of a tile, gain half as much. */
 #ifndef OSW_CORE_AHEAD_H
 #define OSW_CORE_AHEAD_H
 
 #include "core/ints.h"
 #include "core/simd.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
-enum { LINE_BYTES = 64 };
+enum { LINE_BYTES = 64, STREAMS = 4 };
 
-typedef struct osw_ahead {
-    const char *at, *end;
-    int64_t step;
-} osw_ahead;
-
-/* `bytes` from `at` on, in `calls` parts. */
-static inline osw_ahead ahead_of(const void *at, int64_t bytes, int64_t calls)
-{
-    const char *begin = at;
-    return (osw_ahead){begin, begin + bytes, osw_round_up(osw_ceil(bytes, calls), LINE_BYTES)};
-}
-
-OSW_INLINE void ask_ahead(osw_ahead *ahead)
-{
-    const char *stop = ahead->at + osw_min_int(ahead->step, ahead->end - ahead->at);
-    for (; ahead->at < stop; ahead->at += LINE_BYTES)
-        prefetch_far(ahead->at);
-}
-
-enum { STREAMS = 4 }; /* images that a pass reads and writes */
-
-/* The streams of a pass, and the tiles between which their next blocks are asked for. */
+/* The memory that the tiles of a pass ask for, one stream after the other, in equal shares. */
 typedef struct osw_pass {
-    osw_ahead ahead[STREAMS];
+    struct {
+        const char *at, *end;
+    } streams[STREAMS];
+    int first, count;
+    int64_t share; /* bytes */
 } osw_pass;
 
-OSW_INLINE void ask_all(osw_pass *pass)
+/* What a tile prefetches: `step` bytes further with each term; NULL: nothing. */
+typedef struct osw_share {
+    const char *at;
+    int64_t step;
+} osw_share;
+
+/* `bytes` from `at` on, for so many tiles. */
+static inline void add_stream(osw_pass *pass, const void *at, int64_t bytes, int64_t tiles)
 {
-    OSW_UNROLL
-    for (int i = 0; i < STREAMS; i++)
-        ask_ahead(&pass->ahead[i]);
+    if (bytes <= 0)
+        return;
+    const char *begin = at;
+    pass->streams[pass->count].at = begin;
+    pass->streams[pass->count++].end = begin + bytes;
+    pass->share += osw_ceil(bytes, tiles);
+}
+
+/* The share of a tile of so many terms. What is more than a line per term is asked for here. */
+OSW_INLINE osw_share take_share(osw_pass *pass, int64_t terms)
+{
+    if (pass->first == pass->count)
+        return (osw_share){NULL, 0};
+    const char *const at = pass->streams[pass->first].at;
+    const char *const end = pass->streams[pass->first].end;
+    const int64_t bytes = osw_min_int(pass->share, end - at);
+    const int64_t inside = osw_min_int(bytes, terms * LINE_BYTES);
+    for (int64_t i = inside; i < bytes; i += LINE_BYTES)
+        prefetch_far(at + i);
+    pass->streams[pass->first].at += bytes;
+    pass->first += at + bytes == end;
+    return (osw_share){at, osw_ceil(inside, terms)};
 }
 
 #endif

@@ -24,15 +24,6 @@ static bool LOCAL(pays_packing)(const osw_linear *l, int64_t outputs)
     return outputs >= VLANES && (4 * l->rows >= l->in_features || l->rows >= MANY_ROWS);
 }
 
-/* Measured on Zen 5: 64 channels to 32 on 15 MB take 0.62 of the time, 116 to 116 on 12 MB 0.95;
- * inputs in L2, shorter
- * and longer rows 1.03 to 1.1. */
-static bool LOCAL(is_far)(const osw_linear *l)
-{
-    const int64_t row = l->in_features * (int64_t)sizeof(ELEMENT);
-    return row >= LEAST_ASKED && row <= MOST_ASKED && l->rows * l->groups * row >= ASKED_BYTES;
-}
-
 /* The first `outputs` outputs of group g, by a packed weight. */
 static void LOCAL(packed_forward)(const osw_linear *l, int64_t g, int64_t begin, int64_t end,
                            int64_t outputs)
@@ -53,7 +44,6 @@ static void LOCAL(packed_forward)(const osw_linear *l, int64_t g, int64_t begin,
         .c = (ELEMENT *)l->output.base + begin * y_step + o,
         .c_row = y_step,
         .transposed = true,
-        .asks = !l->planes && LOCAL(is_far)(l),
         .lines = &l->lines,
         .a_steps = steps,
         .first = begin,

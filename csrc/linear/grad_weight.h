@@ -81,7 +81,7 @@ LOCAL(few_grad_weights)(const osw_linear *l, int64_t g, int64_t part, int64_t i,
 static bool LOCAL(rows_apart)(const osw_linear *l)
 {
     const int64_t step = l->input.row_step * (int64_t)sizeof(ELEMENT);
-    return !l->planes && !l->lines.rows && step >= PAGE_BYTES && l->rows * step >= ASKED_BYTES;
+    return !l->planes && !l->lines.rows && step >= PAGE_BYTES && l->rows * step >= APART_BYTES;
 }
 
 static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_block *block)
@@ -102,6 +102,10 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
                 const int64_t count = osw_min_int(block->end - i, STRIP);
                 LOCAL(few_grad_weights)(l, g, part, i, count, grad_weight);
             }
+            continue;
+        }
+        if (LOCAL(has_passes)(l)) {
+            LOCAL(add_passes)(l, g, part, block->begin, block->end, grad_weight);
             continue;
         }
         LOCAL(multiply)(&(osw_product){

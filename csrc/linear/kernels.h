@@ -11,6 +11,12 @@
 #define EACH "linear/product.h"
 #include "core/each_float.h"
 
+#define EACH "linear/outer.h"
+#include "core/each_float.h"
+
+#define EACH "linear/weight_passes.h"
+#include "core/each_float.h"
+
 #undef FLOATS
 #define FLOATS OSW_EACH_BF16 + OSW_EACH_F16
 #define EACH   "linear/half_product.h"

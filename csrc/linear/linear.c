@@ -3,6 +3,7 @@
 
 #include "core/ints.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 enum {
@@ -13,9 +14,10 @@ enum {
     MANY = 16,             /* and how many of them there must be */
     ROWS = 24,             /* blocks of rows of one group are multiples of it */
     FEATURES = 64,         /* the same of features: the widest panel of floats, */
-    FEW_FEATURES = 16,     /* or a vector of it, so that threads share few features evenly */
-    MOST_PARTS = 8,        /* of a group: in more of them it is packed too often */
-    PART_ROWS = 528,       /* of a row part at least */
+    FEW_FEATURES = OSW_LINEAR_LEAST_FEATURES, /* or a vector of it, so that threads share few
+                                                 features evenly */
+    MOST_PARTS = 8,  /* of a group: in more of them it is packed too often */
+    PART_ROWS = 528, /* of a row part at least */
     MOST_ROW_PARTS = 32,
     FEW_GROUPS = 4,    /* up to which rows are cut into parts */
     PARTIAL = 1 << 18, /* elements that all parts of a gradient of the weight may hold */
@@ -57,9 +59,10 @@ void osw_linear_zero_gaps(const osw_linear *linear, int64_t element_bytes, int64
 }
 
 /* One group a block, or, if threads would wait for each other for more than an eighth of the
- * time, each group in parts of whole `unit`s; `copies` of it side by side. */
+ * time, each group in parts of whole `unit`s, the last one with a rest of less than `least`;
+ * `copies` of it side by side. */
 static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t unit,
-                                int64_t copies, int threads)
+                                int64_t least, int64_t copies, int threads)
 {
     const int64_t blocks = linear->groups * copies;
     int64_t wanted = 1;
@@ -67,7 +70,9 @@ static osw_linear_grid by_group(const osw_linear *linear, int64_t total, int64_t
            8 * osw_ceil(wanted * blocks, threads) * threads > 9 * wanted * blocks)
         wanted++;
     const int64_t length = osw_ceil(osw_ceil(total, unit), wanted) * unit;
-    return (osw_linear_grid){1, length, linear->groups, osw_ceil(total, length), copies};
+    const int64_t parts = osw_ceil(total, length);
+    const bool joins = parts > 1 && total - (parts - 1) * length < least;
+    return (osw_linear_grid){1, length, linear->groups, parts - joins, copies};
 }
 
 osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
@@ -84,14 +89,14 @@ osw_linear_grid osw_linear_row_grid(const osw_linear *linear, int threads)
     }
     if (linear->row_parts > 1) /* beside grad_weight, which reads the same rows */
         return (osw_linear_grid){1, linear->part_rows, linear->groups, linear->row_parts, 1};
-    return by_group(linear, linear->rows, ROWS, 1, threads);
+    return by_group(linear, linear->rows, ROWS, 1, 1, threads);
 }
 
 osw_linear_grid osw_linear_feature_grid(const osw_linear *linear, int threads)
 {
     const bool few = linear->in_features < 2 * MOST_PARTS * FEATURES;
-    return by_group(linear, linear->in_features, few ? FEW_FEATURES : FEATURES, linear->row_parts,
-                    threads);
+    return by_group(linear, linear->in_features, few ? FEW_FEATURES : FEATURES, FEW_FEATURES,
+                    linear->row_parts, threads);
 }
 
 osw_linear_block osw_linear_block_at(const osw_linear *linear, const osw_linear_grid *grid,
@@ -99,8 +104,9 @@ osw_linear_block osw_linear_block_at(const osw_linear *linear, const osw_linear_
 {
     const int64_t row_part = i / (grid->group_parts * grid->parts);
     const int64_t group = i / grid->parts % grid->group_parts * grid->groups;
-    const int64_t begin = i % grid->parts * grid->length;
-    const int64_t group_end = group + grid->groups, end = begin + grid->length;
+    const int64_t part = i % grid->parts, begin = part * grid->length;
+    const int64_t group_end = group + grid->groups;
+    const int64_t end = part == grid->parts - 1 ? total : begin + grid->length;
     return (osw_linear_block){group, group_end < linear->groups ? group_end : linear->groups, begin,
-                              end < total ? end : total, row_part};
+                              end, row_part};
 }

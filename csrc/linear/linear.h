@@ -70,8 +70,10 @@ typedef struct osw_linear {
 } osw_linear;
 
 /* A part of the work: groups [group_begin, group_end) and, of each, `begin` to `end` - 1 of the
- * rows (forward, grad_input) or of the input features (grad_weight, over the rows of one row part;
- * the block that begins with feature 0 also writes grad_bias). */
+ * rows (forward, grad_input) or of the input features (grad_weight, over the rows of one row part:
+ * all of them, or at least OSW_LINEAR_LEAST_FEATURES; the block that begins with feature 0 also
+ * writes grad_bias). */
+enum { OSW_LINEAR_LEAST_FEATURES = 16 }; /* the widest vector */
 typedef struct osw_linear_block {
     int64_t group_begin;
     int64_t group_end;

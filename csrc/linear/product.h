@@ -2,12 +2,14 @@
 /* A matrix product c = start + a b with one of its factors, b, packed in panels of one to four
  * vectors of columns. A panel stays in L1 while the rows of a block of a pass. Included once per
  * dtype that sums are taken in. */
+#include "core/ahead.h"
 #include "core/ints.h"
 #include "core/scratch.h"
 #include "core/simd.h"
 #include "linear/tiles.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #ifndef SUFFIX
@@ -15,16 +17,15 @@
 #    include "linear/product_tiles.h"
 #endif
 
-/* Bring into L1 the rows that the tile at m reads, all of them at once. */
-static void LOCAL(ask_rows)(const osw_product *p, int64_t m, int64_t end, int64_t most, int64_t d,
-                     int64_t terms)
+/* The share of a tile: the rows of a that the tile at m reads, unless others lie between them. */
+static osw_share
+LOCAL(rows_ahead)(const osw_product *p, int64_t m, int64_t rows, int64_t d, int64_t terms)
 {
-    if (m >= end)
-        return;
+    const int64_t bytes = rows * p->a_row * (int64_t)sizeof(ELEMENT);
+    if (m + rows > p->rows || p->a_term != 1 || bytes > 2 * LINE_BYTES * terms)
+        return (osw_share){NULL, 0};
     const ELEMENT *a = (const ELEMENT *)p->a + place_in(p, p->a_steps, p->a_row, m) + d;
-    for (int64_t rows = rows_of_tile(p, m, end, most); rows > 0; rows--, a += p->a_row)
-        for (int64_t i = 0; i < terms * (int64_t)sizeof(ELEMENT); i += 64)
-            prefetch_near((const char *)a + i);
+    return (osw_share){(const char *)a, osw_min_int(osw_ceil(bytes, terms), LINE_BYTES)};
 }
 
 /* Bring into L1 columns [j, j + columns) of the terms [d, d + terms) of b. */
@@ -44,13 +45,11 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
                            int64_t last, int64_t d, int64_t terms, const ELEMENT *panel,
                            int64_t panel_step, int64_t ahead)
 {
-    const bool adds = d > 0 || p->adds, asks = p->asks && j == 0;
+    const bool adds = d > 0 || p->adds;
     const ELEMENT *a = p->a;
     const int64_t most = tile_rows[vectors], shares = osw_ceil(end - m, most);
     for (int64_t rows, i = 0; m < end; m += rows, i++) {
         rows = rows_of_tile(p, m, end, most);
-        if (asks)
-            LOCAL(ask_rows)(p, m + rows, end, most, d, terms);
         if (ahead)
             LOCAL(ask_columns)(p, j + vectors * VLANES, ahead, d + terms * i / shares,
                         terms * (i + 1) / shares - terms * i / shares);
@@ -70,6 +69,7 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
             .c = c,
             .c_row = p->c_row,
             .last = last,
+            .ahead = LOCAL(rows_ahead)(p, m + rows, rows, d, terms),
         };
         LOCAL(tiles)[vectors - 1][rows - 1](&tile);
     }

@@ -15,23 +15,37 @@
 OSW_INLINE void LOCAL(finish_tile)(const int rows, const int vectors, const osw_tile *t,
                             VECTOR sums[MOST_ROWS][MOST_VECTORS])
 {
-    const bool whole = t->last == VLANES;
+    const int64_t start_row = t->start_row, c_row = t->c_row, last = t->last;
+    const ELEMENT *const start = t->start, *const row_start = t->row_start;
+    ELEMENT *const c = t->c;
+    const bool whole = last == VLANES;
+    if (start) {
+        OSW_UNROLL
+        for (int m = 0; m < rows; m++) {
+            OSW_UNROLL
+            for (int v = 0; v < vectors; v++) {
+                const ELEMENT *from = start + m * start_row + v * VLANES;
+                sums[m][v] += v < vectors - 1 || whole ? LOCAL(load)(from) : LOCAL(load_first)(from, last);
+            }
+        }
+    }
+    if (row_start) {
+        OSW_UNROLL
+        for (int m = 0; m < rows; m++) {
+            OSW_UNROLL
+            for (int v = 0; v < vectors; v++)
+                sums[m][v] += LOCAL(set1)(row_start[m]);
+        }
+    }
     OSW_UNROLL
     for (int m = 0; m < rows; m++) {
-        const ELEMENT *start = (const ELEMENT *)t->start + m * t->start_row;
-        ELEMENT *c = (ELEMENT *)t->c + m * t->c_row;
         OSW_UNROLL
         for (int v = 0; v < vectors; v++) {
-            const bool full = v < vectors - 1 || whole;
-            if (t->start)
-                sums[m][v] +=
-                    full ? LOCAL(load)(start + v * VLANES) : LOCAL(load_first)(start + v * VLANES, t->last);
-            if (t->row_start)
-                sums[m][v] += LOCAL(set1)(((const ELEMENT *)t->row_start)[m]);
-            if (full)
-                LOCAL(store)(c + v * VLANES, sums[m][v]);
+            ELEMENT *const to = c + m * c_row + v * VLANES;
+            if (v < vectors - 1 || whole)
+                LOCAL(store)(to, sums[m][v]);
             else
-                LOCAL(store_first)(c + v * VLANES, sums[m][v], t->last);
+                LOCAL(store_first)(to, sums[m][v], last);
         }
     }
 }
@@ -40,6 +54,8 @@ OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const os
 {
     const ELEMENT *run = t->a, *panel = t->panel;
     const int64_t a_row = t->a_row, a_term = t->a_term, panel_step = t->panel_step;
+    const char *ahead = t->ahead.at ? t->ahead.at : t->panel;
+    const int64_t ahead_step = t->ahead.step;
     int64_t runs = t->runs;
     VECTOR sums[MOST_ROWS][MOST_VECTORS];
     OSW_UNROLL
@@ -55,6 +71,8 @@ OSW_INLINE void LOCAL(multiply_tile)(const int rows, const int vectors, const os
             OSW_UNROLL
             for (int v = 0; v < vectors; v++)
                 bs[v] = LOCAL(load)(panel + v * VLANES);
+            prefetch_far(ahead);
+            ahead += ahead_step;
             OSW_UNROLL
             for (int m = 0; m < rows; m++) {
                 const VECTOR as = LOCAL(set1)(a[m * a_row]);

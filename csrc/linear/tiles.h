@@ -3,6 +3,7 @@
 #ifndef OSW_LINEAR_TILES_H
 #define OSW_LINEAR_TILES_H
 
+#include "core/ahead.h"
 #include "core/half.h"
 #include "core/simd.h"
 #include "core/simd_tiles.h"
@@ -22,11 +23,11 @@ enum {
     FEW_TERMS = 32,             /* of which panels are small */
     /* From which rows on dot products are slower, whatever their length. */
     MANY_ROWS = VEC_BYTES == 64 ? 24 : 64,
-    FEW_DOTS = 4,         /* outputs up to which dot products cost less than a vector */
-    LEAST_ASKED = 128,    /* bytes of a row for which CPUs do not fetch early enough by */
-    MOST_ASKED = 1 << 10, /* themselves, in inputs of at least */
-    ASKED_BYTES = 4 << 20,
-    PAGE_BYTES = 4096, /* rows so far apart lie in pages of their own */
+    FEW_DOTS = 4,           /* outputs up to which dot products cost less than a vector */
+    APART_BYTES = 4 << 20,  /* of an input whose rows lie in pages of their own */
+    NEXT_BYTES = 1 << 20,   /* of input and grad_output from which on the next rows are asked for,*/
+    KEPT_BYTES = 768 << 10, /* and of a part of their rows up to which it is still in L2 */
+    PAGE_BYTES = 4096,      /* rows so far apart lie in pages of their own */
     DOT_ROWS = 3,
     DOT_OUTPUTS = 4,
     DOT_BLOCK_BYTES = 16 << 10, /* of weight, which stay in L1 while all rows pass */
@@ -40,9 +41,9 @@ enum {
 /* c = start + a b. Element (m, d) of a lies at a[m * a_row + d * a_term]; (d, j) of b at
  * b[d * b_term + j], or at b[d + j * b_term] if transposed; (m, j) of c at c[m * c_row + j]. start:
  * one value per column, or NULL for zero; row_start: one per row. adds: c holds what is added
- * instead. asks, asks_b: for rows of a ahead of their use, only if a_term is 1, and for the columns
- * of the next panel of b. apart_b: the terms of b are far from each other, so that b is packed term
- * by term, as it lies in memory. 16-bit elements have neither row_start nor adds nor apart_b.
+ * instead. asks_b: for the columns of the next panel of b ahead of their use. apart_b: the terms of
+ * b are far from each other, so that b is packed term by term, as it lies in memory. 16-bit
+ * elements have neither row_start nor adds nor apart_b.
  *
  * a_steps, b_steps or c_steps: the rows of a, the terms of b or the rows of c are rows `first` and
  * on of images, and the pointer is that of the images; terms of a transposed b lie one after
@@ -52,7 +53,7 @@ typedef struct osw_product {
     const void *a, *b, *start, *row_start;
     void *c;
     int64_t a_row, a_term, b_term, c_row;
-    bool transposed, adds, asks, asks_b, apart_b;
+    bool transposed, adds, asks_b, apart_b;
     const osw_linear_lines *lines;
     const osw_linear_steps *a_steps, *b_steps, *c_steps; /* NULL: no images */
     int64_t first;
@@ -73,6 +74,7 @@ typedef struct osw_tile {
     void *c;
     int64_t c_row;
     int64_t last;
+    osw_share ahead;
 } osw_tile;
 
 typedef void osw_tile_fn(const osw_tile *tile);
