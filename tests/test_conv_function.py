@@ -302,7 +302,10 @@ class TestCosts:
             assert family._directions_of("avx512", 16, 24, 3, 3).forward is False
             assert family._directions_of("avx512", 32, 32, 3, 1) == (False, False, True)
             assert family._directions_of("avx512", 256, 256, 3, 3) == (False, False, True)
+            assert family._directions_of("avx512", 256, 256, 3, 3, 2) == (False, True, True)
+            assert family._directions_of("avx512", 256, 256, 1, 1, 2).of_input is False
         assert family._directions_of("avx2", 64, 64, 3, 1) == (False, False, True)
+        assert family._directions_of("avx2", 64, 64, 3, 3, 2) == (False, True, True)
 
     @pytest.mark.parametrize("tier", ["scalar", "portable64"])
     def test_not_measured(self, tier: str) -> None:

@@ -118,6 +118,15 @@ def test_the_result_does_not_depend_on_threads(tier: str, shape: tuple[Any, ...]
     same_on_any_threads(both_directions)
 
 
+def test_a_group_without_outputs_and_an_expanded_gradient(tier: str) -> None:
+    """As of a sum over the rows: all rows of the gradient are one, and a group has no terms to prefetch."""
+    x, weight, _ = make((48, 3, 20, (4, 0, 5)))
+    dy = torch.randn(1, 9).expand(48, 9)
+    made = _core.grouped_linear_backward(dy, x, weight, (4, 0, 5), True, True, True)
+    for ours, want in zip(made, gradients(x, weight, dy, (4, 0, 5)), strict=True):
+        torch.testing.assert_close(ours, want)
+
+
 def test_strided_input_is_read_in_place(tier: str) -> None:
     x, weight, bias = make((6, 3, 20, 9))
     want = _core.grouped_linear(x, weight, bias, None)

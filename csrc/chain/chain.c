@@ -7,6 +7,8 @@
 enum {
     BLOCK_BYTES = 64 << 10, /* of the pixels of a block, of input and output, */
     FEWEST_PIXELS = 24,     /* of a block: whole tiles, */
+    SUMMED_PIXELS = 120,    /* more of them if they have no more bytes than */
+    MOST_BYTES = 192 << 10, /* these: each block reads and writes all sums of a weight, */
     MOST_PIXELS = 480,
     BAND_BYTES = 300 << 10,  /* of the pixels of a band, of input and output */
     DENSE_BYTES = 192 << 10, /* of rows of input and output of a dense convolution */
@@ -103,8 +105,10 @@ void osw_chain_cut(osw_chain_stage *stage)
         total = stage->batch * stage->bands;
     } else {
         const int64_t pixel = (stage->channels + stage->outputs) * (int64_t)sizeof(float);
-        const int64_t fitting = BLOCK_BYTES / pixel / FEWEST_PIXELS * FEWEST_PIXELS;
-        stage->block = osw_min_int(osw_max_int(fitting, FEWEST_PIXELS), MOST_PIXELS);
+        const int64_t summed = osw_min_int(MOST_BYTES / pixel, SUMMED_PIXELS);
+        const int64_t wanted = osw_max_int(BLOCK_BYTES / pixel, summed);
+        const int64_t whole = wanted / FEWEST_PIXELS * FEWEST_PIXELS;
+        stage->block = osw_min_int(osw_max_int(whole, FEWEST_PIXELS), MOST_PIXELS);
     }
     const int64_t most = osw_min_int(MOST_PARTS, PARTIAL / osw_chain_weights(stage));
     const int64_t parts = osw_max_int(osw_min_int(most, total / osw_max_int(least, 1)), 1);

@@ -22,7 +22,7 @@ static osw_share
 LOCAL(rows_ahead)(const osw_product *p, int64_t m, int64_t rows, int64_t d, int64_t terms)
 {
     const int64_t bytes = rows * p->a_row * (int64_t)sizeof(ELEMENT);
-    if (m + rows > p->rows || p->a_term != 1 || bytes > 2 * LINE_BYTES * terms)
+    if (terms == 0 || m + rows > p->rows || p->a_term != 1 || bytes > 2 * LINE_BYTES * terms)
         return (osw_share){NULL, 0};
     const ELEMENT *a = (const ELEMENT *)p->a + place_in(p, p->a_steps, p->a_row, m) + d;
     return (osw_share){(const char *)a, osw_min_int(osw_ceil(bytes, terms), LINE_BYTES)};

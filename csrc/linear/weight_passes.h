@@ -7,6 +7,7 @@
 #include "linear/linear.h"
 #include "linear/tiles.h"
 
+#include <assert.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -53,6 +54,7 @@ LOCAL(add_passes)(const osw_linear *l, int64_t g, int64_t part, int64_t begin, i
 {
     const int64_t o = l->first[g], outputs = l->first[g + 1] - o, features = end - begin;
     const int64_t last = osw_linear_part_end(l, part);
+    assert(features >= VLANES);
     LOCAL(outer) t = {.lines = 1,
                .a_pixel = l->grad_output.row_step,
                .b_pixel = l->input.row_step,

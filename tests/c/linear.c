@@ -76,7 +76,8 @@ static int64_t draw_groups(const shape *s, int64_t first[MOST_GROUPS + 1])
 
 static osw_linear_rows rows_of(driver *d, const shape *s, int64_t length, driver_error *error)
 {
-    const int64_t step = length + s->gap, count = s->rows * step;
+    const bool once = !error && driver_below(8) == 0; /* as of an expanded tensor */
+    const int64_t step = once ? 0 : length + s->gap, count = once ? length : s->rows * step;
     void *base = !error   ? driver_input(d, s->type, count)
                  : s->gap ? driver_inout(d, s->type, count, *error)
                           : driver_output(d, s->type, count, *error);

@@ -56,6 +56,8 @@ _FEWEST_PRODUCTS = 1 << 24
 _MOST_WEIGHTS = 1 << 18
 # Of what these two write: three vectors of AVX-512 at least.
 _WIDE_CHANNELS = 48
+# The same of an input whose gradient is one of a window with steps.
+_STRIDED_CHANNELS = 32
 # Of an image, which the library reads with vectors that are mostly empty.
 _IMAGE_CHANNELS = 4
 
@@ -105,7 +107,7 @@ def _library_backward(
 
 def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
     """The output, by the kernel if it is faster."""
-    if _directions(input, weight).forward:
+    if _directions(input, weight, window).forward:
         output = _core.plain_conv(input, weight, bias, *window)
         if output is not NotImplemented:
             return output
@@ -120,7 +122,7 @@ def _kernel_backward(
         return NotImplemented
     if grad_output.stride(1) != 1:
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)
-    wins = _directions(input, weight)
+    wins = _directions(input, weight, window)
     of_input, of_weight = mask[0] and wins.of_input, mask[1] and wins.of_weight
     if not (of_input or of_weight):
         return NotImplemented
@@ -175,26 +177,35 @@ def _is_of_images(channels: int, outputs: int, taps: int) -> bool:
     return channels <= _IMAGE_CHANNELS and outputs >= _FEWEST_CHANNELS["avx512"] and taps > 1
 
 
+def _is_strided(channels: int, taps: int, steps: int) -> bool:
+    """Of the gradient of such an input: 1.1 to 1.9 times as fast on Zen 5, 1.0 to 1.4 limited to AVX2, any weight."""
+    return steps > 1 and taps > 1 and channels >= _STRIDED_CHANNELS
+
+
 # By tier, measured on Zen 5 in float32, in float64 the gain is larger.
 _WINS = {"avx2": _wins_avx2, "avx512": _wins_avx512}
 
 
 @lru_cache(maxsize=1024)
-def _directions_of(tier: str, channels: int, outputs: int, rows: int, columns: int) -> Directions:
+def _directions_of(
+    tier: str, channels: int, outputs: int, rows: int, columns: int, steps: int = 1
+) -> Directions:
+    """Args: rows, columns: of the window. steps: the larger of its strides."""
     taps = rows * columns
     if tier not in _WINS or max(rows, columns) > _MOST_TAPS:
         return Directions(False, False, False)
     of_weight = max(channels, outputs) >= _FEWEST_CHANNELS[tier] and _WINS[tier](channels, outputs, taps)
+    strided = _is_strided(channels, taps, steps)
     if tier != "avx512":
-        return Directions(False, False, of_weight)
+        return Directions(False, strided, of_weight)
     size = (channels, outputs, taps)
     forward = _is_wide(*size, outputs) or _is_of_images(*size)
-    return Directions(forward, _is_wide(*size, channels), of_weight)
+    return Directions(forward, strided or _is_wide(*size, channels), of_weight)
 
 
-def _directions(input: Tensor, weight: Tensor) -> Directions:
+def _directions(input: Tensor, weight: Tensor, window: Window) -> Directions:
     outputs, _, rows, columns = weight.shape
-    return _directions_of(_core.isa_current(), input.shape[1], outputs, rows, columns)
+    return _directions_of(_core.isa_current(), input.shape[1], outputs, rows, columns, max(window[0]))
 
 
 def conv_wins(channels: int, outputs: int, taps: Sequence[int], pixels: int | None = None) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dense convolutions at the shapes of LPRNet and of ShuffleNetV2's stem, against torch's own in channels_last.
+"""Dense convolutions of LPRNet, ShuffleNetV2's stem and ResNet's strides, against torch's own in channels_last.
 
 A backward gives the gradients of input, weight and bias, without that of an image; a "step" is forward and backward.
 These are `conv2d`, which leaves a direction to torch if that is faster on the tier in use; 1x1 with small weights run
@@ -39,6 +39,8 @@ _SHAPES = (
     (64, 16, 21, 256, (1, 4), 1, (0, 0)),
     (256, 16, 18, 68, (13, 1), 1, (0, 0)),
     (3, 224, 224, 24, (3, 3), 2, (1, 1)),
+    (64, 28, 28, 128, (3, 3), 2, (1, 1)),
+    (256, 14, 14, 512, (3, 3), 2, (1, 1)),
 )
 _IMAGE_CHANNELS = 3
 # Of the largest value: gradients are sums of up to 100,000 terms for each image of a batch.
