@@ -15,6 +15,7 @@
 #    include "linear/product_tiles.h"
 
 #    include "linear/product.h" /* of what product_tiles.h defines */
+#    include "linear/weight_passes.h"
 #endif
 
 /* grad_bias[o + j] = sum of grad_output[n][o + j] over the rows of a part, for so many vectors of
