@@ -12,6 +12,7 @@
 #ifndef SUFFIX
 #    include "core/each_float.h"
 #    include "linear/combine.h"
+#    include "linear/outer.h"
 #    include "linear/product_tiles.h"
 
 #    include "linear/product.h" /* of what product_tiles.h defines */
