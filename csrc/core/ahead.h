@@ -39,7 +39,20 @@ static inline void add_stream(osw_pass *pass, const void *at, int64_t bytes, int
     pass->share += osw_ceil(bytes, tiles);
 }
 
-/* The share of a tile of so many terms. What is more than a line per term is asked for here. */
+/* `bytes` from `from` on for a tile of so many terms. What is more than a line per term is asked
+ * for here. */
+OSW_INLINE osw_share share_of(const void *from, int64_t bytes, int64_t terms)
+{
+    const char *const at = from;
+    const int64_t inside = osw_min_int(bytes, terms * LINE_BYTES);
+    if (inside <= 0)
+        return (osw_share){NULL, 0};
+    for (int64_t i = inside; i < bytes; i += LINE_BYTES)
+        prefetch_far(at + i);
+    return (osw_share){at, osw_ceil(inside, terms)};
+}
+
+/* The share of a tile of so many terms. */
 OSW_INLINE osw_share take_share(osw_pass *pass, int64_t terms)
 {
     if (pass->first == pass->count)
@@ -47,12 +60,9 @@ OSW_INLINE osw_share take_share(osw_pass *pass, int64_t terms)
     const char *const at = pass->streams[pass->first].at;
     const char *const end = pass->streams[pass->first].end;
     const int64_t bytes = osw_min_int(pass->share, end - at);
-    const int64_t inside = osw_min_int(bytes, terms * LINE_BYTES);
-    for (int64_t i = inside; i < bytes; i += LINE_BYTES)
-        prefetch_far(at + i);
     pass->streams[pass->first].at += bytes;
     pass->first += at + bytes == end;
-    return (osw_share){at, osw_ceil(inside, terms)};
+    return share_of(at, bytes, terms);
 }
 
 #endif

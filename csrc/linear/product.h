@@ -17,15 +17,25 @@
 #    include "linear/product_tiles.h"
 #endif
 
-/* The share of a tile: the rows of a that the tile at m reads, unless others lie between them. */
+/* The share of tile i, of what the tiles from row m on need: the next rows of a, and in turn those
+ * of c if a single panel writes whole rows of it, not much shorter ones, both for two tiles then.
+ * Nothing if others lie between the rows. Measured on Zen 5: 24 to 58 columns on 33 MB 1.4 times as
+ * fast by it, 48 to 64 1.15 times. */
 static osw_share
-LOCAL(rows_ahead)(const osw_product *p, int64_t m, int64_t rows, int64_t d, int64_t terms)
+LOCAL(rows_ahead)(const osw_product *p, int64_t i, int64_t m, int64_t rows, int64_t d,
+                            int64_t terms)
 {
-    const int64_t bytes = rows * p->a_row * (int64_t)sizeof(ELEMENT);
-    if (terms == 0 || m + rows > p->rows || p->a_term != 1 || bytes > 2 * LINE_BYTES * terms)
+    const bool whole = d == 0 && !p->c_steps && p->columns <= MOST_VECTORS * VLANES &&
+                       p->c_row <= 2 * p->columns && 2 * p->c_row > p->a_row;
+    const bool writes = whole && i % 2 == 1;
+    const int64_t row = (writes ? p->c_row : p->a_row) * (int64_t)sizeof(ELEMENT);
+    const int64_t bytes = osw_min_int(whole ? 2 * rows : rows, p->rows - m) * row;
+    if (p->a_term != 1 || bytes > MOST_LINES * LINE_BYTES * terms)
         return (osw_share){NULL, 0};
-    const ELEMENT *a = (const ELEMENT *)p->a + place_in(p, p->a_steps, p->a_row, m) + d;
-    return (osw_share){(const char *)a, osw_min_int(osw_ceil(bytes, terms), LINE_BYTES)};
+    if (writes)
+        return share_of((const ELEMENT *)p->c + m * p->c_row, bytes, terms);
+    const int64_t at = place_in(p, p->a_steps, p->a_row, m) + d;
+    return share_of((const ELEMENT *)p->a + at, bytes, terms);
 }
 
 /* Bring into L1 columns [j, j + columns) of the terms [d, d + terms) of b. */
@@ -69,7 +79,7 @@ LOCAL(multiply_panel)(const osw_product *p, int64_t m, int64_t end, int64_t j, i
             .c = c,
             .c_row = p->c_row,
             .last = last,
-            .ahead = LOCAL(rows_ahead)(p, m + rows, rows, d, terms),
+            .ahead = LOCAL(rows_ahead)(p, i, m + rows, rows, d, terms),
         };
         LOCAL(tiles)[vectors - 1][rows - 1](&tile);
     }

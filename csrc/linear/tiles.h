@@ -28,6 +28,7 @@ enum {
     NEXT_BYTES = 1 << 20,   /* of input and grad_output from which on the next rows are asked for,*/
     KEPT_BYTES = 768 << 10, /* and of a part of their rows up to which it is still in L2 */
     PAGE_BYTES = 4096,      /* rows so far apart lie in pages of their own */
+    MOST_LINES = 4, /* per term, of rows that a product asks for: more have others between them */
     DOT_ROWS = 3,
     DOT_OUTPUTS = 4,
     DOT_BLOCK_BYTES = 16 << 10, /* of weight, which stay in L1 while all rows pass */
