@@ -10,16 +10,7 @@
 #ifndef OSW_CORE_SIMD_H
 #define OSW_CORE_SIMD_H
 
-#include "core/half.h"
-#include "core/names.h"
-#include "core/simd_types.h"
-#include "core/target.h"
-
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
-
+#include "core/simd_before.h"
 #include "core/simd_lanes.h"
 #include "core/simd_memory.h"
 #include "core/simd_order.h"

@@ -10,18 +10,9 @@
 #    define VEC_BYTES 32
 #    define REGISTERS 16
 
-#    include "core/half.h"
-#    include "core/ints.h"
-#    include "core/names.h"
-#    include "core/prefetch.h"
-#    include "core/simd_types.h"
-#    include "core/target.h"
+#    include "core/simd_before.h"
 
 #    include <immintrin.h>
-#    include <math.h>
-#    include <stdbool.h>
-#    include <stdint.h>
-#    include <string.h>
 
 OSW_TARGET_BEGIN_AVX2
 #    ifdef OSW_CONTRACT

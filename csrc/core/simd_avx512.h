@@ -11,18 +11,9 @@
 #    define VEC_BYTES 64
 #    define REGISTERS 32
 
-#    include "core/half.h"
-#    include "core/ints.h"
-#    include "core/names.h"
-#    include "core/prefetch.h"
-#    include "core/simd_types.h"
-#    include "core/target.h"
+#    include "core/simd_before.h"
 
 #    include <immintrin.h>
-#    include <math.h>
-#    include <stdbool.h>
-#    include <stdint.h>
-#    include <string.h>
 
 OSW_TARGET_BEGIN_AVX512
 #    ifdef OSW_CONTRACT

@@ -11,30 +11,16 @@
 #include <stdint.h>
 
 /* The same value in all lanes; of the integer types too, -0.0 stays -0.0. */
-OSW_INLINE vf32 set1_f32(float s)
-{
-    return s - (vf32){0};
-}
-
-OSW_INLINE vf64 set1_f64(double s)
-{
-    return s - (vf64){0};
-}
-
-OSW_INLINE vi16 set1_i16(int16_t s)
-{
-    return s - (vi16){0};
-}
-
-OSW_INLINE vi32 set1_i32(int32_t s)
-{
-    return s - (vi32){0};
-}
-
-OSW_INLINE vi64 set1_i64(int64_t s)
-{
-    return s - (vi64){0};
-}
+#define OSW_SET1(set1, vector, type)                                                               \
+    OSW_INLINE vector set1(type s)                                                                 \
+    {                                                                                              \
+        return s - (vector){0};                                                                    \
+    }
+OSW_SET1(set1_f32, vf32, float)
+OSW_SET1(set1_f64, vf64, double)
+OSW_SET1(set1_i16, vi16, int16_t)
+OSW_SET1(set1_i32, vi32, int32_t)
+OSW_SET1(set1_i64, vi64, int64_t)
 
 OSW_INLINE vf32 f32_of_i32(vi32 v)
 {
@@ -76,15 +62,10 @@ OSW_INLINE vi64 last_lanes_i64(int64_t n)
 }
 
 /* The same by the type of the values. */
-OSW_INLINE vi32 last_lanes_f32(int64_t n)
-{
-    return last_lanes_i32(n);
-}
-
-OSW_INLINE vi64 last_lanes_f64(int64_t n)
-{
-    return last_lanes_i64(n);
-}
+#define first_lanes_f32 first_lanes_i32
+#define first_lanes_f64 first_lanes_i64
+#define last_lanes_f32  last_lanes_i32
+#define last_lanes_f64  last_lanes_i64
 
 /* v if the mask is set, else 0. */
 OSW_INLINE vf32 keep_f32(vi32 mask, vf32 v)
@@ -101,42 +82,35 @@ OSW_INLINE vf64 keep_f64(vi64 mask, vf64 v)
  * nothing else that C can express; unrolled before it is vectorised, the loop stays one of scalars.
  */
 #if defined(__x86_64__) && !defined(__clang__)
-#    define OSW_SELECT(type, bits)                                                                 \
-        type r;                                                                                    \
+#    define OSW_SELECTED(vector, bits)                                                             \
+        vector r;                                                                                  \
         OSW_NOT_UNROLLED                                                                           \
         for (int i = 0; i < (int)(sizeof r / sizeof r[0]); i++)                                    \
             r[i] = mask[i] ? a[i] : b[i];                                                          \
         return r
 #else
-#    define OSW_SELECT(type, bits) return (type)(((bits)a & mask) | ((bits)b & ~mask))
+#    define OSW_SELECTED(vector, bits) return (vector)(((bits)a & mask) | ((bits)b & ~mask))
 #endif
+#define OSW_SELECT(select, vector, bits)                                                           \
+    OSW_INLINE vector select(bits mask, vector a, vector b)                                        \
+    {                                                                                              \
+        OSW_SELECTED(vector, bits);                                                                \
+    }
 
 #ifndef select_f32
-OSW_INLINE vf32 select_f32(vi32 mask, vf32 a, vf32 b)
-{
-    OSW_SELECT(vf32, vi32);
-}
+OSW_SELECT(select_f32, vf32, vi32)
 #endif
 
 #ifndef select_f64
-OSW_INLINE vf64 select_f64(vi64 mask, vf64 a, vf64 b)
-{
-    OSW_SELECT(vf64, vi64);
-}
+OSW_SELECT(select_f64, vf64, vi64)
 #endif
 
 #ifndef select_i16
-OSW_INLINE vi16 select_i16(vi16 mask, vi16 a, vi16 b)
-{
-    OSW_SELECT(vi16, vi16);
-}
+OSW_SELECT(select_i16, vi16, vi16)
 #endif
 
 #ifndef select_i32
-OSW_INLINE vi32 select_i32(vi32 mask, vi32 a, vi32 b)
-{
-    OSW_SELECT(vi32, vi32);
-}
+OSW_SELECT(select_i32, vi32, vi32)
 #endif
 
 /* Comparisons that are true if an operand is NaN: !(a <= b) and the like. */
@@ -230,34 +204,24 @@ OSW_INLINE vf64 fma_f64(vf64 a, vf64 b, vf64 c)
 #endif
 
 /* Bit i: mask lane i. */
+#define OSW_BITS(name, vector, lanes)                                                              \
+    OSW_INLINE uint32_t name(vector mask)                                                          \
+    {                                                                                              \
+        uint32_t bits = 0;                                                                         \
+        for (int i = 0; i < lanes; i++)                                                            \
+            bits |= (uint32_t)(mask[i] & 1) << i;                                                  \
+        return bits;                                                                               \
+    }
 #ifndef bits_i32
-OSW_INLINE uint32_t bits_i32(vi32 mask)
-{
-    uint32_t bits = 0;
-    for (int i = 0; i < LANES; i++)
-        bits |= (uint32_t)(mask[i] & 1) << i;
-    return bits;
-}
+OSW_BITS(bits_i32, vi32, LANES)
 #endif
 
 #ifndef bits_i64
-OSW_INLINE uint32_t bits_i64(vi64 mask)
-{
-    uint32_t bits = 0;
-    for (int i = 0; i < LANES_64; i++)
-        bits |= (uint32_t)(mask[i] & 1) << i;
-    return bits;
-}
+OSW_BITS(bits_i64, vi64, LANES_64)
 #endif
 
 #ifndef bits_i16
-OSW_INLINE uint32_t bits_i16(vi16 mask)
-{
-    uint32_t bits = 0;
-    for (int i = 0; i < LANES_16; i++)
-        bits |= (uint32_t)(mask[i] & 1) << i;
-    return bits;
-}
+OSW_BITS(bits_i16, vi16, LANES_16)
 #endif
 
 /* The mask whose lane i is bit i. */

@@ -11,55 +11,21 @@
 #include <stdint.h>
 #include <string.h>
 
-OSW_INLINE vf32 load_f32(const float *p)
-{
-    return *(const vf32_memory *)p;
-}
-
-OSW_INLINE void store_f32(float *p, vf32 v)
-{
-    *(vf32_memory *)p = v;
-}
-
-OSW_INLINE vf64 load_f64(const double *p)
-{
-    return *(const vf64_memory *)p;
-}
-
-OSW_INLINE void store_f64(double *p, vf64 v)
-{
-    *(vf64_memory *)p = v;
-}
-
-OSW_INLINE vi32 load_i32(const void *p)
-{
-    return *(const vi32_memory *)p;
-}
-
-OSW_INLINE void store_i32(void *p, vi32 v)
-{
-    *(vi32_memory *)p = v;
-}
-
-OSW_INLINE vu8 load_u8(const uint8_t *p)
-{
-    return *(const vu8_memory *)p;
-}
-
-OSW_INLINE void store_u8(uint8_t *p, vu8 v)
-{
-    *(vu8_memory *)p = v;
-}
-
-OSW_INLINE vi16 load_i16(const void *p)
-{
-    return *(const vi16_memory *)p;
-}
-
-OSW_INLINE void store_i16(void *p, vi16 v)
-{
-    *(vi16_memory *)p = v;
-}
+/* Whole vectors, at any address. */
+#define OSW_MEMORY(load, store, type, vector)                                                      \
+    OSW_INLINE vector load(const type *p)                                                          \
+    {                                                                                              \
+        return *(const vector##_memory *)p;                                                        \
+    }                                                                                              \
+    OSW_INLINE void store(type *p, vector v)                                                       \
+    {                                                                                              \
+        *(vector##_memory *)p = v;                                                                 \
+    }
+OSW_MEMORY(load_f32, store_f32, float, vf32)
+OSW_MEMORY(load_f64, store_f64, double, vf64)
+OSW_MEMORY(load_i32, store_i32, void, vi32)
+OSW_MEMORY(load_u8, store_u8, uint8_t, vu8)
+OSW_MEMORY(load_i16, store_i16, void, vi16)
 
 /* LANES unsigned elements as integers, and integers of that range as elements. */
 #ifndef load_u8_i32
@@ -223,48 +189,25 @@ OSW_INLINE void store_f16(uint16_t *p, vf32 v)
 }
 #endif
 
-OSW_INLINE void store_rounded_f32(float *p, vf32 v)
-{
-    store_f32(p, v);
-}
-
-OSW_INLINE void store_rounded_f64(double *p, vf64 v)
-{
-    store_f64(p, v);
-}
-
+#define store_rounded_f32 store_f32
+#define store_rounded_f64 store_f64
+#define store_rounded_f16 store_f16
 OSW_INLINE void store_rounded_bf16(uint16_t *p, vf32 v)
 {
     store_bf16(p, carry_any_bf16(v));
 }
 
-OSW_INLINE void store_rounded_f16(uint16_t *p, vf32 v)
-{
-    store_f16(p, v);
-}
-
-/* The same of lanes that are not NaN. */
-OSW_INLINE void store_number_f32(float *p, vf32 v)
-{
-    store_f32(p, v);
-}
-
+/* The same of lanes that are not NaN, or NaN with an empty lower half. */
+#define store_number_f32 store_f32
+#define store_number_f16 store_f16
 OSW_INLINE void store_number_bf16(uint16_t *p, vf32 v)
 {
     store_bf16(p, carry_bf16(v));
 }
 
-OSW_INLINE void store_number_f16(uint16_t *p, vf32 v)
-{
-    store_f16(p, v);
-}
-
 /* The same, but ties may go away from zero. */
-OSW_INLINE void store_near_f32(float *p, vf32 v)
-{
-    store_f32(p, v);
-}
-
+#define store_near_f32 store_f32
+#define store_near_f16 store_f16
 OSW_INLINE void store_near_bf16(uint16_t *p, vf32 v)
 {
     store_bf16(p, (vf32)((vu32)v + 0x8000));
@@ -286,25 +229,14 @@ OSW_INLINE void store_near_two_bf16(uint16_t *p, vf32 first, vf32 second)
 }
 #endif
 
-OSW_INLINE void store_near_f16(uint16_t *p, vf32 v)
-{
-    store_f16(p, v);
-}
-
 /* store_rounded around the caches, to a multiple of the bytes written; stream_fence() before the
  * output is returned. */
 #ifndef stream_rounded_f32
-OSW_INLINE void stream_rounded_f32(float *p, vf32 v)
-{
-    store_f32(p, v);
-}
+#    define stream_rounded_f32 store_f32
 #endif
 
 #ifndef stream_u16_i32
-OSW_INLINE void stream_u16_i32(uint16_t *p, vi32 v)
-{
-    store_u16_i32(p, v);
-}
+#    define stream_u16_i32 store_u16_i32
 #endif
 
 OSW_INLINE void stream_rounded_bf16(uint16_t *p, vf32 v)
@@ -313,17 +245,11 @@ OSW_INLINE void stream_rounded_bf16(uint16_t *p, vf32 v)
 }
 
 #ifndef stream_rounded_f16
-OSW_INLINE void stream_rounded_f16(uint16_t *p, vf32 v)
-{
-    store_f16(p, v);
-}
+#    define stream_rounded_f16 store_f16
 #endif
 
 #ifndef stream_i32
-OSW_INLINE void stream_i32(void *p, vi32 v)
-{
-    store_i32(p, v);
-}
+#    define stream_i32 store_i32
 #endif
 
 #ifndef stream_fence
@@ -366,31 +292,23 @@ OSW_INLINE void unzip3_f32(const float *p, vf32 v[3])
 #endif
 
 /* Elements [0, n) in the first lanes, 0 in the others. */
+#define OSW_LOAD_FIRST(load_first, load, type, vector)                                             \
+    OSW_INLINE vector load_first(const type *p, int64_t n)                                         \
+    {                                                                                              \
+        type room[sizeof(vector) / sizeof((vector){0}[0])] = {0};                                  \
+        memcpy(room, p, (size_t)n * sizeof *p);                                                    \
+        return load(room);                                                                         \
+    }
 #ifndef load_first_f32
-OSW_INLINE vf32 load_first_f32(const float *p, int64_t n)
-{
-    float room[LANES] = {0};
-    memcpy(room, p, (size_t)n * sizeof *p);
-    return load_f32(room);
-}
+OSW_LOAD_FIRST(load_first_f32, load_f32, float, vf32)
 #endif
 
 #ifndef load_first_f64
-OSW_INLINE vf64 load_first_f64(const double *p, int64_t n)
-{
-    double room[LANES_64] = {0};
-    memcpy(room, p, (size_t)n * sizeof *p);
-    return load_f64(room);
-}
+OSW_LOAD_FIRST(load_first_f64, load_f64, double, vf64)
 #endif
 
 #ifndef load_first_u16_i32
-OSW_INLINE vi32 load_first_u16_i32(const uint16_t *p, int64_t n)
-{
-    uint16_t room[LANES] = {0};
-    memcpy(room, p, (size_t)n * sizeof *p);
-    return load_u16_i32(room);
-}
+OSW_LOAD_FIRST(load_first_u16_i32, load_u16_i32, uint16_t, vi32)
 #endif
 
 OSW_INLINE vf32 load_first_bf16(const uint16_t *p, int64_t n)
@@ -399,40 +317,27 @@ OSW_INLINE vf32 load_first_bf16(const uint16_t *p, int64_t n)
 }
 
 #ifndef load_first_f16
-OSW_INLINE vf32 load_first_f16(const uint16_t *p, int64_t n)
-{
-    uint16_t room[LANES] = {0};
-    memcpy(room, p, (size_t)n * sizeof *p);
-    return load_f16(room);
-}
+OSW_LOAD_FIRST(load_first_f16, load_f16, uint16_t, vf32)
 #endif
 
 /* The first n lanes, rounded. */
+#define OSW_STORE_FIRST(store_first, store, type, vector)                                          \
+    OSW_INLINE void store_first(type *p, vector v, int64_t n)                                      \
+    {                                                                                              \
+        type room[sizeof v / sizeof v[0]];                                                         \
+        store(room, v);                                                                            \
+        memcpy(p, room, (size_t)n * sizeof *p);                                                    \
+    }
 #ifndef store_first_f32
-OSW_INLINE void store_first_f32(float *p, vf32 v, int64_t n)
-{
-    float room[LANES];
-    store_f32(room, v);
-    memcpy(p, room, (size_t)n * sizeof *p);
-}
+OSW_STORE_FIRST(store_first_f32, store_f32, float, vf32)
 #endif
 
 #ifndef store_first_f64
-OSW_INLINE void store_first_f64(double *p, vf64 v, int64_t n)
-{
-    double room[LANES_64];
-    store_f64(room, v);
-    memcpy(p, room, (size_t)n * sizeof *p);
-}
+OSW_STORE_FIRST(store_first_f64, store_f64, double, vf64)
 #endif
 
 #ifndef store_first_u16_i32
-OSW_INLINE void store_first_u16_i32(uint16_t *p, vi32 v, int64_t n)
-{
-    uint16_t room[LANES];
-    store_u16_i32(room, v);
-    memcpy(p, room, (size_t)n * sizeof *p);
-}
+OSW_STORE_FIRST(store_first_u16_i32, store_u16_i32, uint16_t, vi32)
 #endif
 
 OSW_INLINE void store_first_bf16(uint16_t *p, vf32 v, int64_t n)
@@ -441,12 +346,7 @@ OSW_INLINE void store_first_bf16(uint16_t *p, vf32 v, int64_t n)
 }
 
 #ifndef store_first_f16
-OSW_INLINE void store_first_f16(uint16_t *p, vf32 v, int64_t n)
-{
-    uint16_t room[LANES];
-    store_f16(room, v);
-    memcpy(p, room, (size_t)n * sizeof *p);
-}
+OSW_STORE_FIRST(store_first_f16, store_f16, uint16_t, vf32)
 #endif
 
 /* to[i] += v[i] for all LANES */

@@ -77,32 +77,22 @@ OSW_INLINE vi32 swap_pairs_i32(vi32 v)
 #endif
 
 /* v[i][j] = v[j][i], a square of vectors. */
+#define OSW_TRANSPOSE(transpose, vector, lanes)                                                    \
+    OSW_INLINE void transpose(vector v[lanes])                                                     \
+    {                                                                                              \
+        vector columns[lanes];                                                                     \
+        for (int i = 0; i < lanes; i++)                                                            \
+            for (int j = 0; j < lanes; j++)                                                        \
+                columns[j][i] = v[i][j];                                                           \
+        for (int i = 0; i < lanes; i++)                                                            \
+            v[i] = columns[i];                                                                     \
+    }
 #ifndef transpose_f32
-OSW_INLINE void transpose_f32(vf32 v[LANES])
-{
-    float rows[LANES][LANES], columns[LANES][LANES];
-    for (int i = 0; i < LANES; i++)
-        store_f32(rows[i], v[i]);
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < LANES; j++)
-            columns[j][i] = rows[i][j];
-    for (int i = 0; i < LANES; i++)
-        v[i] = load_f32(columns[i]);
-}
+OSW_TRANSPOSE(transpose_f32, vf32, LANES)
 #endif
 
 #ifndef transpose_f64
-OSW_INLINE void transpose_f64(vf64 v[LANES_64])
-{
-    double rows[LANES_64][LANES_64], columns[LANES_64][LANES_64];
-    for (int i = 0; i < LANES_64; i++)
-        store_f64(rows[i], v[i]);
-    for (int i = 0; i < LANES_64; i++)
-        for (int j = 0; j < LANES_64; j++)
-            columns[j][i] = rows[i][j];
-    for (int i = 0; i < LANES_64; i++)
-        v[i] = load_f64(columns[i]);
-}
+OSW_TRANSPOSE(transpose_f64, vf64, LANES_64)
 #endif
 
 /* The greatest of all lanes, in all lanes; numbers, not NaN. */
@@ -137,26 +127,21 @@ OSW_INLINE int32_t sum_lanes_i32(vi32 v)
 #endif
 
 /* out[j] = sum of the lanes of v[j], j < 4; the order of additions differs by tier. */
-#ifndef sum4_f32
-OSW_INLINE void sum4_f32(const vf32 v[4], float out[4])
-{
-    for (int j = 0; j < 4; j++) {
-        out[j] = v[j][0];
-        for (int i = 1; i < LANES; i++)
-            out[j] += v[j][i];
+#define OSW_SUM4(sum4, vector, type, lanes)                                                        \
+    OSW_INLINE void sum4(const vector v[4], type out[4])                                           \
+    {                                                                                              \
+        for (int j = 0; j < 4; j++) {                                                              \
+            out[j] = v[j][0];                                                                      \
+            for (int i = 1; i < lanes; i++)                                                        \
+                out[j] += v[j][i];                                                                 \
+        }                                                                                          \
     }
-}
+#ifndef sum4_f32
+OSW_SUM4(sum4_f32, vf32, float, LANES)
 #endif
 
 #ifndef sum4_f64
-OSW_INLINE void sum4_f64(const vf64 v[4], double out[4])
-{
-    for (int j = 0; j < 4; j++) {
-        out[j] = v[j][0];
-        for (int i = 1; i < LANES_64; i++)
-            out[j] += v[j][i];
-    }
-}
+OSW_SUM4(sum4_f64, vf64, double, LANES_64)
 #endif
 
 #endif

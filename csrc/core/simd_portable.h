@@ -17,23 +17,13 @@
 #endif
 #define REGISTERS (VEC_BYTES == 32 ? 16 : 32) /* as avx2, and as neon and avx512 */
 
-#include "core/half.h"
-#include "core/ints.h"
-#include "core/names.h"
-#include "core/prefetch.h"
-#include "core/simd_types.h"
-#include "core/target.h"
+#include "core/simd_before.h"
 
 /* No register holds what a loop would be unrolled for. */
 #undef OSW_UNROLL
 #undef OSW_UNROLL_LONG
 #define OSW_UNROLL
 #define OSW_UNROLL_LONG
-
-#include <math.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
 
 #if defined(__x86_64__)
 OSW_TARGET_BEGIN_AVX2

@@ -36,14 +36,4 @@ static int64_t strip_taps(const osw_depthwise *d)
 
 #define ID_OF(name) OSW_JOIN(OSW_DEPTHWISE_##name##_, SUFFIX)
 
-OSW_INLINE vi32 first_lanes_f32(int64_t n)
-{
-    return first_lanes_i32(n);
-}
-
-OSW_INLINE vi64 first_lanes_f64(int64_t n)
-{
-    return first_lanes_i64(n);
-}
-
 #endif

@@ -22,7 +22,9 @@ static void KERNEL(apply_mask)(const void *input, const uint8_t *mask, double sc
         OSW_UNROLL
         for (int at = 0; at < STEP; at += LANES) {
             const vf32 kept = keep_f32(lanes_of_bits_i32(bits >> at), factor);
-            LOCAL(store_product)(y + i + at, LOCAL(load)(x + i + at) * kept);
+            /* A NaN among products of bfloat16 numbers has an empty lower half. */
+            LOCAL(store_number)(
+                y + i + at, LOCAL(load)(x + i + at) * kept);
         }
     }
     if (i < end)

@@ -26,20 +26,4 @@ OSW_INLINE uint32_t mask_bits(const uint8_t *mask, int64_t i)
     return STEP == 8 ? first : first | (uint32_t)mask[i / 8 + 1] << 8;
 }
 
-OSW_INLINE void store_product_f32(float *p, vf32 v)
-{
-    store_f32(p, v);
-}
-
-OSW_INLINE void store_product_f16(uint16_t *p, vf32 v)
-{
-    store_f16(p, v);
-}
-
-/* A NaN among products of bfloat16 numbers has an empty lower half, so that nothing is lost. */
-OSW_INLINE void store_product_bf16(uint16_t *p, vf32 v)
-{
-    store_bf16(p, carry_bf16(v));
-}
-
 #endif
