@@ -42,30 +42,22 @@ OSW_INLINE void LOCAL(deinterleave)(const osw_run *run, int64_t image, int64_t b
     }
 }
 
-static void KERNEL(interleave_1)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(interleave)(run, image, begin, end, 1);
-}
-
-static void KERNEL(interleave_2)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(interleave)(run, image, begin, end, 2);
-}
-
-static void KERNEL(interleave_3)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(interleave)(run, image, begin, end, 3);
-}
-
-static void KERNEL(interleave_4)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(interleave)(run, image, begin, end, 4);
-}
-
-static void KERNEL(interleave_8)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(interleave)(run, image, begin, end, 8);
-}
+#define FIXED_ROWS(name, direction, rows)                                                          \
+    static void KERNEL(name)(const osw_run *run, int64_t image, int64_t begin, int64_t end)        \
+    {                                                                                              \
+        LOCAL(direction)(run, image, begin, end, rows);                                            \
+    }
+FIXED_ROWS(interleave_1, interleave, 1)
+FIXED_ROWS(interleave_2, interleave, 2)
+FIXED_ROWS(interleave_3, interleave, 3)
+FIXED_ROWS(interleave_4, interleave, 4)
+FIXED_ROWS(interleave_8, interleave, 8)
+FIXED_ROWS(deinterleave_1, deinterleave, 1)
+FIXED_ROWS(deinterleave_2, deinterleave, 2)
+FIXED_ROWS(deinterleave_3, deinterleave, 3)
+FIXED_ROWS(deinterleave_4, deinterleave, 4)
+FIXED_ROWS(deinterleave_8, deinterleave, 8)
+#undef FIXED_ROWS
 
 static void KERNEL(interleave_ANY)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
@@ -77,31 +69,6 @@ static void KERNEL(interleave_ANY)(const osw_run *run, int64_t image, int64_t be
                 wide[j * run->rows + i] = narrow[j];
         }
     }
-}
-
-static void KERNEL(deinterleave_1)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(deinterleave)(run, image, begin, end, 1);
-}
-
-static void KERNEL(deinterleave_2)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(deinterleave)(run, image, begin, end, 2);
-}
-
-static void KERNEL(deinterleave_3)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(deinterleave)(run, image, begin, end, 3);
-}
-
-static void KERNEL(deinterleave_4)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(deinterleave)(run, image, begin, end, 4);
-}
-
-static void KERNEL(deinterleave_8)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    LOCAL(deinterleave)(run, image, begin, end, 8);
 }
 
 static void KERNEL(deinterleave_ANY)(const osw_run *run, int64_t image, int64_t begin, int64_t end)

@@ -90,46 +90,24 @@ OSW_INLINE bool LOCAL(any)(const osw_run *run, int64_t image, int64_t begin, int
     return false;
 }
 
-static void KERNEL(interleave_2)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    if (!LOCAL(fixed)(run, image, begin, end, 2, 1))
-        BELOW(interleave, 2);
-}
-
-static void KERNEL(interleave_4)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    if (!LOCAL(fixed)(run, image, begin, end, 4, 1))
-        BELOW(interleave, 4);
-}
-
-static void KERNEL(interleave_8)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    if (!LOCAL(fixed)(run, image, begin, end, 8, 1))
-        BELOW(interleave, 8);
-}
+#define FIXED_ROWS(name, direction, rows, interleave)                                              \
+    static void KERNEL(name)(const osw_run *run, int64_t image, int64_t begin, int64_t end)        \
+    {                                                                                              \
+        if (!LOCAL(fixed)(run, image, begin, end, rows, interleave))                               \
+            BELOW(direction, rows);                                                                \
+    }
+FIXED_ROWS(interleave_2, interleave, 2, 1)
+FIXED_ROWS(interleave_4, interleave, 4, 1)
+FIXED_ROWS(interleave_8, interleave, 8, 1)
+FIXED_ROWS(deinterleave_2, deinterleave, 2, 0)
+FIXED_ROWS(deinterleave_4, deinterleave, 4, 0)
+FIXED_ROWS(deinterleave_8, deinterleave, 8, 0)
+#undef FIXED_ROWS
 
 static void KERNEL(interleave_ANY)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
 {
     if (!LOCAL(any)(run, image, begin, end, 1))
         BELOW(interleave, ANY);
-}
-
-static void KERNEL(deinterleave_2)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    if (!LOCAL(fixed)(run, image, begin, end, 2, 0))
-        BELOW(deinterleave, 2);
-}
-
-static void KERNEL(deinterleave_4)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    if (!LOCAL(fixed)(run, image, begin, end, 4, 0))
-        BELOW(deinterleave, 4);
-}
-
-static void KERNEL(deinterleave_8)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
-{
-    if (!LOCAL(fixed)(run, image, begin, end, 8, 0))
-        BELOW(deinterleave, 8);
 }
 
 static void KERNEL(deinterleave_ANY)(const osw_run *run, int64_t image, int64_t begin, int64_t end)
