@@ -73,13 +73,7 @@ typedef void osw_batch_fn(const osw_batch_factors *factors, const void *from, vo
 #define OSW_BATCH_ID(operation, dtype) OSW_BATCH_##operation##_##dtype,
 typedef enum osw_batch_id { OSW_BATCH_VARIANTS(OSW_BATCH_ID) OSW_BATCH_COUNT } osw_batch_id;
 
-/* Kernels in use, by osw_batch_id; filled by osw_batch_select. */
-extern osw_batch_fn *osw_batch_table[OSW_BATCH_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_batch_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_batch_fill, osw_batch_fn **table);
+/* Kernels in use, by osw_batch_id. */
+OSW_DECLARE_TABLE(osw_batch_fn, osw_batch_table, OSW_BATCH_COUNT, osw_batch_select, osw_batch_fill);
 
 #endif

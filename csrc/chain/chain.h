@@ -119,15 +119,9 @@ typedef void osw_chain_fn(const osw_chain_stage *stage, const osw_chain_part *pa
 #define OSW_CHAIN_ID(operation) OSW_CHAIN_##operation,
 typedef enum osw_chain_id { OSW_CHAIN_VARIANTS(OSW_CHAIN_ID) OSW_CHAIN_COUNT } osw_chain_id;
 
-/* Kernels in use, by osw_chain_id; filled by osw_chain_select. */
-extern osw_chain_fn *osw_chain_table[OSW_CHAIN_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. A packed weight is for the kernels of the tier that packed it: a run takes all kernels
- * from the table at once. */
-void osw_chain_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_chain_fill, osw_chain_fn **table);
+/* Kernels in use, by osw_chain_id. A packed weight is for the kernels of the tier that packed it: a
+ * run takes all kernels from the table at once. */
+OSW_DECLARE_TABLE(osw_chain_fn, osw_chain_table, OSW_CHAIN_COUNT, osw_chain_select, osw_chain_fill);
 
 /* Whether the kernels for `isa` are worth it: where they have vectors, and in tests. Nobody has
  * measured neon. */

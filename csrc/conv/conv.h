@@ -116,14 +116,8 @@ typedef void osw_conv_fn(const osw_conv *conv, const osw_conv_part *part);
 #define OSW_CONV_ID(operation, dtype) OSW_CONV_##operation##_##dtype,
 typedef enum osw_conv_id { OSW_CONV_VARIANTS(OSW_CONV_ID) OSW_CONV_COUNT } osw_conv_id;
 
-/* Kernels in use, by osw_conv_id; filled by osw_conv_select. */
-extern osw_conv_fn *osw_conv_table[OSW_CONV_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_conv_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_conv_fill, osw_conv_fn **table);
+/* Kernels in use, by osw_conv_id. */
+OSW_DECLARE_TABLE(osw_conv_fn, osw_conv_table, OSW_CONV_COUNT, osw_conv_select, osw_conv_fill);
 
 /* Set what follows from the sizes. A map of pixels (1 x 1, no padding, no stride) of dense images
  * becomes one image. */

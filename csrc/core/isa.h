@@ -100,6 +100,14 @@ bool osw_isa_fills(osw_isa tier, osw_isa limit);
     void fill##__portable32(table);                                                                \
     void fill##__portable64(table)
 
+/* Declares a table of `count` kernels, the functions that OSW_FILLS names, and `select`, which
+ * fills the table for a tier: every entry by the scalar file, then each tier up to that one
+ * overwrites what it improves. */
+#define OSW_DECLARE_TABLE(type, table, count, select, fill)                                        \
+    extern type *table[count];                                                                     \
+    void select(osw_isa isa);                                                                      \
+    OSW_DECLARE_FILLS(fill, type **)
+
 /* `select` fills one family's table for a tier; called now and on every change of tier. A second
  * registration of the same function changes nothing. -1 if there are too many families. */
 int osw_isa_register(void (*select)(osw_isa isa));

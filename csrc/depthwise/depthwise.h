@@ -81,18 +81,13 @@ typedef enum osw_depthwise_id {
     OSW_DEPTHWISE_VARIANTS(OSW_DEPTHWISE_ID) OSW_DEPTHWISE_COUNT
 } osw_depthwise_id;
 
-/* Kernels in use, by osw_depthwise_id; filled by osw_depthwise_select. */
-extern osw_depthwise_fn *osw_depthwise_table[OSW_DEPTHWISE_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_depthwise_select(osw_isa isa);
+/* Kernels in use, by osw_depthwise_id. */
+OSW_DECLARE_TABLE(osw_depthwise_fn, osw_depthwise_table, OSW_DEPTHWISE_COUNT, osw_depthwise_select,
+                  osw_depthwise_fill);
 
 /* Whether convolutions go to the kernels for `isa`: if vectors are as wide as those of torch's
  * library. Nobody has measured neon. */
 bool osw_depthwise_leads(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_depthwise_fill, osw_depthwise_fn **table);
 
 /* Rows or columns of the output of `taps` over `length` of them and padding at both ends. */
 static inline int64_t osw_depthwise_outputs(const osw_depthwise *d, int64_t taps, int64_t length,

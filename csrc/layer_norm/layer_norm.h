@@ -57,13 +57,8 @@ typedef enum osw_layer_norm_id {
     OSW_LAYER_NORM_VARIANTS(OSW_LAYER_NORM_ID) OSW_LAYER_NORM_COUNT
 } osw_layer_norm_id;
 
-/* Kernels in use, by osw_layer_norm_id; filled by osw_layer_norm_select. */
-extern osw_layer_norm_fn *osw_layer_norm_table[OSW_LAYER_NORM_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_layer_norm_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_layer_norm_fill, osw_layer_norm_fn **table);
+/* Kernels in use, by osw_layer_norm_id. */
+OSW_DECLARE_TABLE(osw_layer_norm_fn, osw_layer_norm_table, OSW_LAYER_NORM_COUNT,
+                  osw_layer_norm_select, osw_layer_norm_fill);
 
 #endif

@@ -132,14 +132,9 @@ static inline int64_t osw_linear_in_line(const osw_linear_lines *lines, int64_t 
 #define OSW_LINEAR_ID(operation, dtype) OSW_LINEAR_##operation##_##dtype,
 typedef enum osw_linear_id { OSW_LINEAR_VARIANTS(OSW_LINEAR_ID) OSW_LINEAR_COUNT } osw_linear_id;
 
-/* Kernels in use, by osw_linear_id; filled by osw_linear_select. */
-extern osw_linear_fn *osw_linear_table[OSW_LINEAR_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_linear_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_linear_fill, osw_linear_fn **table);
+/* Kernels in use, by osw_linear_id. */
+OSW_DECLARE_TABLE(osw_linear_fn, osw_linear_table, OSW_LINEAR_COUNT, osw_linear_select,
+                  osw_linear_fill);
 
 /* Whether convolutions, and products that torch's library computes as well, go to the kernels for
  * `isa`: if vectors are as wide as the library's, and in tests. Nobody has measured neon. */

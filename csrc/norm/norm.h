@@ -135,13 +135,7 @@ typedef void osw_norm_fn(const osw_norm *norm, const osw_norm_part *part);
 #define OSW_NORM_ID(operation, form, dtype) OSW_NORM_##operation##_##form##_##dtype,
 typedef enum osw_norm_id { OSW_NORM_VARIANTS(OSW_NORM_ID) OSW_NORM_COUNT } osw_norm_id;
 
-/* Kernels in use, by osw_norm_id; filled by osw_norm_select. */
-extern osw_norm_fn *osw_norm_table[OSW_NORM_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_norm_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_norm_fill, osw_norm_fn **table);
+/* Kernels in use, by osw_norm_id. */
+OSW_DECLARE_TABLE(osw_norm_fn, osw_norm_table, OSW_NORM_COUNT, osw_norm_select, osw_norm_fill);
 
 #endif

@@ -71,14 +71,9 @@ typedef enum osw_pointwise_id {
     OSW_POINTWISE_VARIANTS(OSW_POINTWISE_ID) OSW_POINTWISE_COUNT
 } osw_pointwise_id;
 
-/* Kernels in use, by osw_pointwise_id; filled by osw_pointwise_select. */
-extern osw_pointwise_fn *osw_pointwise_table[OSW_POINTWISE_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_pointwise_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_pointwise_fill, osw_pointwise_fn **table);
+/* Kernels in use, by osw_pointwise_id. */
+OSW_DECLARE_TABLE(osw_pointwise_fn, osw_pointwise_table, OSW_POINTWISE_COUNT, osw_pointwise_select,
+                  osw_pointwise_fill);
 
 /* How the work of one kernel is cut into blocks: parts of the images, times parts of the planes,
  * times parts of the pixels. */

@@ -129,13 +129,7 @@ typedef void osw_pool_fn(const osw_pool *pool, int64_t begin, int64_t end);
 #define OSW_POOL_ID(operation, form, dtype) OSW_POOL_##operation##_##form##_##dtype,
 typedef enum osw_pool_id { OSW_POOL_VARIANTS(OSW_POOL_ID) OSW_POOL_COUNT } osw_pool_id;
 
-/* Kernels in use, by osw_pool_id; filled by osw_pool_select. */
-extern osw_pool_fn *osw_pool_table[OSW_POOL_COUNT];
-
-/* Fill the table: every entry by the scalar file, then each tier up to `isa` overwrites what it
- * improves. */
-void osw_pool_select(osw_isa isa);
-
-OSW_DECLARE_FILLS(osw_pool_fill, osw_pool_fn **table);
+/* Kernels in use, by osw_pool_id. */
+OSW_DECLARE_TABLE(osw_pool_fn, osw_pool_table, OSW_POOL_COUNT, osw_pool_select, osw_pool_fill);
 
 #endif
