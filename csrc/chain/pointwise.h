@@ -56,9 +56,7 @@ static void multiply_block(const packed_f32 *b, int64_t terms, int64_t pixels, c
 /* Tiles of a product of so many pixels. */
 static int64_t tiles_of(int64_t terms, int64_t columns, int64_t pixels)
 {
-    const int64_t vectors = panel_vectors(osw_ceil(columns, LANES));
-    return osw_ceil(terms, DEPTH) * osw_ceil(columns, vectors * LANES) *
-           osw_ceil(pixels, tile_rows[vectors]);
+    return osw_ceil(terms, DEPTH) * count_tiles(pixels, columns, LANES);
 }
 
 /* sums[m][v] += sum of a[p][m] * b[p][v] over the pixels of a block */
@@ -156,8 +154,7 @@ static osw_pass backward_pass(const osw_chain_stage *s, const osw_chain_part *pa
     const int64_t behind = pixels_behind(s, part, p);
     const int64_t rows = s->crossed ? s->channels : s->outputs;
     const int64_t columns = s->crossed ? s->outputs : s->channels;
-    const int64_t vectors = panel_vectors(osw_ceil(columns, LANES));
-    int64_t tiles = osw_ceil(rows, tile_rows[vectors]) * osw_ceil(columns, vectors * LANES);
+    int64_t tiles = count_tiles(rows, columns, LANES);
     if (s->grad_input)
         tiles += tiles_of(s->outputs, s->channels, pixels);
     osw_pass pass = {0};

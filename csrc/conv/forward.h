@@ -125,10 +125,8 @@ static osw_pass LOCAL(next_block)(const osw_conv *conv, int64_t i)
     const bool whole = conv->column_blocks == 1;
     const int64_t width = next.right - next.left, height = next.bottom - next.top;
     const int64_t size = (int64_t)sizeof(ELEMENT);
-    const int64_t vectors = panel_vectors(osw_ceil(conv->outputs, VLANES));
-    const int64_t tiles = osw_conv_pieces(&conv->terms) *
-                          osw_ceil(conv->outputs, vectors * VLANES) *
-                          osw_ceil(width * height, tile_rows[vectors]);
+    const int64_t tiles =
+        osw_conv_pieces(&conv->terms) * count_tiles(width * height, conv->outputs, VLANES);
     const int64_t y_in =
         next.top * rows->stride + (rows->taps - 1) * rows->dilation - rows->padding;
     osw_pass pass = {0};

@@ -106,10 +106,8 @@ static void KERNEL(linear_grad_weight)(const osw_linear *l, const osw_linear_blo
             }
             continue;
         }
-        if (LOCAL(has_passes)(l)) {
-            LOCAL(add_passes)(l, g, part, block->begin, block->end, grad_weight);
+        if (LOCAL(add_passes)(l, g, part, block->begin, block->end, grad_weight))
             continue;
-        }
         LOCAL(multiply)(&(osw_product){
             .rows = outputs,
             .columns = block->end - block->begin,

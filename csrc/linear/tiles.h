@@ -5,6 +5,7 @@
 
 #include "core/ahead.h"
 #include "core/half.h"
+#include "core/ints.h"
 #include "core/simd.h"
 #include "core/simd_tiles.h"
 #include "linear/linear.h"
@@ -96,6 +97,13 @@ static inline int64_t panel_vectors(int64_t left)
     if (left <= MOST_VECTORS)
         return left;
     return left % 3 == 1 || left == 8 ? 4 : 3;
+}
+
+/* Tiles of so many rows and columns, if all panels are as wide as the first one. */
+static inline int64_t count_tiles(int64_t rows, int64_t columns, int64_t lanes)
+{
+    const int64_t vectors = panel_vectors(osw_ceil(columns, lanes));
+    return osw_ceil(columns, vectors * lanes) * osw_ceil(rows, tile_rows[vectors]);
 }
 
 /* Where row or term m of a factor with these steps lies. */

@@ -33,9 +33,7 @@ LOCAL(next_rows)(const osw_linear *l, int64_t end, int64_t n, int64_t rows, cons
 {
     const int64_t bytes = (int64_t)sizeof(ELEMENT), behind = osw_min_int(end - n - rows, rows);
     const int64_t row = (l->in_features + l->first[l->groups]) * bytes;
-    const int64_t vectors = panel_vectors(osw_ceil(features, VLANES));
-    const int64_t tiles =
-        osw_ceil(features, vectors * VLANES) * osw_ceil(outputs, tile_rows[vectors]);
+    const int64_t tiles = count_tiles(outputs, features, VLANES);
     const bool read = l->grad_input.base && l->part_rows * row <= KEPT_BYTES;
     osw_pass pass = {0};
     if (l->rows * row < NEXT_BYTES)
@@ -47,13 +45,16 @@ LOCAL(next_rows)(const osw_linear *l, int64_t end, int64_t n, int64_t rows, cons
     return pass;
 }
 
-/* Features [begin, end), at least a vector of them, of the weight of group g. */
-static void
+/* Features [begin, end), at least a vector of them, of the weight of group g; false if its rows
+ * must be packed. */
+static bool
 LOCAL(add_passes)(const osw_linear *l, int64_t g, int64_t part, int64_t begin, int64_t end,
                        ELEMENT *grad_weight)
 {
     const int64_t o = l->first[g], outputs = l->first[g + 1] - o, features = end - begin;
     const int64_t last = osw_linear_part_end(l, part);
+    if (!LOCAL(has_passes)(l))
+        return false;
     assert(features >= VLANES);
     LOCAL(outer) t = {.lines = 1,
                .a_pixel = l->grad_output.row_step,
@@ -69,4 +70,5 @@ LOCAL(add_passes)(const osw_linear *l, int64_t g, int64_t part, int64_t begin, i
         osw_pass pass = LOCAL(next_rows)(l, last, n, t.length, &t, outputs, features);
         LOCAL(add_outer_products)(t, outputs, features, &pass);
     }
+    return true;
 }
