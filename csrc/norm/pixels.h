@@ -180,23 +180,6 @@ LOCAL(sum_strip)(const osw_norm_part *part, const LOCAL(strip) *strip, const osw
     }
 }
 
-/* The rows that fill no pattern are left in `part`. */
-OSW_INLINE void LOCAL(sum_pixels)(const osw_norm *norm, osw_norm_part *part, const osw_mode mode,
-                           const osw_activation activation)
-{
-    const int64_t least = LOCAL(least_rows)(norm->channels);
-    int64_t rows = LOCAL(pattern_rows)(norm->channels, part->end - part->begin);
-    for (; part->end - part->begin >= least; rows = least) {
-        const int64_t pattern = rows * norm->channels;
-        LOCAL(strip) strip;
-        for (int64_t column = 0; column < pattern; column += STRIP) {
-            LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
-            LOCAL(sum_strip)(part, &strip, mode, activation);
-        }
-        part->begin = part->end - (part->end - part->begin) % rows;
-    }
-}
-
 /* Write `count` patterns of a strip, the first of which is number p. */
 OSW_INLINE void
 LOCAL(write_patterns)(const LOCAL(strip) *strip, int64_t p, const int count, const bool stream,
@@ -236,9 +219,10 @@ LOCAL(write_strip)(const LOCAL(strip) *strip, const bool stream, const osw_mode 
 }
 
 /* The rows that fill no pattern are left in `part`. */
-OSW_INLINE void LOCAL(write_pixels)(const osw_norm *norm, osw_norm_part *part, const osw_mode mode,
-                             const osw_activation activation)
+OSW_INLINE void LOCAL(walk_pixels)(const osw_norm *norm, osw_norm_part *part, const osw_mode mode,
+                            const osw_activation activation)
 {
+    const bool sums = mode == MOMENTS || mode == REDUCE;
     const int64_t least = LOCAL(least_rows)(norm->channels);
     int64_t rows = LOCAL(pattern_rows)(norm->channels, part->end - part->begin);
     for (; part->end - part->begin >= least; rows = least) {
@@ -246,14 +230,16 @@ OSW_INLINE void LOCAL(write_pixels)(const osw_norm *norm, osw_norm_part *part, c
         LOCAL(strip) strip;
         for (int64_t column = 0; column < pattern; column += STRIP) {
             LOCAL(start_strip)(&strip, norm, part, column, rows, mode);
-            if (!is_lean(activation) && norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
+            if (sums)
+                LOCAL(sum_strip)(part, &strip, mode, activation);
+            else if (!is_lean(activation) && norm->stream && (uintptr_t)strip.to % VEC_BYTES == 0)
                 LOCAL(write_strip)(&strip, true, mode, activation);
             else
                 LOCAL(write_strip)(&strip, false, mode, activation);
         }
         part->begin = part->end - (part->end - part->begin) % rows;
     }
-    if (norm->stream)
+    if (!sums && norm->stream)
         stream_fence();
 }
 
@@ -261,24 +247,24 @@ OSW_INLINE void LOCAL(write_pixels)(const osw_norm *norm, osw_norm_part *part, c
  * gradients do not lie in one frame. */
 OSW_OUTLINE void LOCAL(moments_of_patterns)(const osw_norm *norm, osw_norm_part *part)
 {
-    LOCAL(sum_pixels)(norm, part, MOMENTS, IDENTITY);
+    LOCAL(walk_pixels)(norm, part, MOMENTS, IDENTITY);
 }
 
 OSW_OUTLINE void LOCAL(reduce_patterns)(const osw_norm *norm,
                                  osw_norm_part *part){EACH_ACTIVATION(
-    LOCAL(sum_pixels), REDUCE)}
+    LOCAL(walk_pixels), REDUCE)}
 
 OSW_OUTLINE void LOCAL(apply_patterns)(const osw_norm *norm,
                                 osw_norm_part *part){EACH_ACTIVATION(
-    LOCAL(write_pixels), APPLY)}
+    LOCAL(walk_pixels), APPLY)}
 
 OSW_OUTLINE void LOCAL(scale_patterns)(const osw_norm *norm,
                                 osw_norm_part *part){EACH_ACTIVATION(
-    LOCAL(write_pixels), SCALED_GRADIENT)}
+    LOCAL(walk_pixels), SCALED_GRADIENT)}
 
 OSW_OUTLINE void LOCAL(gradient_patterns)(const osw_norm *norm,
                                    osw_norm_part *part){EACH_ACTIVATION(
-    LOCAL(write_pixels), GRADIENT)}
+    LOCAL(walk_pixels), GRADIENT)}
 
 /* The rows that fill no pattern are left to the tier below. */
 OSW_INLINE void LOCAL(
