@@ -133,23 +133,13 @@ int64_t osw_conv_packed(const osw_conv *conv)
            osw_round_up(conv->outputs, WIDEST / (int64_t)sizeof(float));
 }
 
-static int64_t common_factor(int64_t a, int64_t b)
-{
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 /* Places phase, phase + stride, ... of the input, to which every step-th tap contributes, `last` as
  * the last one: place m of them lies under tap t of output place (phase + padding - t * dilation) /
  * stride + m. Returns the last tap, -1 if there is none. */
 static int64_t phase_axis(const osw_conv_axis *axis, int64_t phase, osw_conv_axis *to,
                           int64_t *tap_step)
 {
-    const int64_t stride = axis->stride, common = common_factor(axis->dilation, stride);
+    const int64_t stride = axis->stride, common = osw_common_factor(axis->dilation, stride);
     *tap_step = stride / common;
     *to = (osw_conv_axis){.size = axis->out_size,
                           .out_size = osw_ceil(osw_max_int(axis->size - phase, 0), stride),

@@ -23,6 +23,17 @@ static inline int64_t osw_ceil(int64_t a, int64_t b)
     return a / b + (a % b != 0);
 }
 
+/* The greatest number that divides both. */
+static inline int64_t osw_common_factor(int64_t a, int64_t b)
+{
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
 /* The least multiple of b from a on, which must fit. */
 static inline int64_t osw_round_up(int64_t a, int64_t b)
 {

@@ -200,22 +200,12 @@ static void run_back(const osw_norm_pool_job *job, void *zero, int64_t begin, in
     job->gradient(&norm, part);
 }
 
-static int64_t common_factor(int64_t a, int64_t b)
-{
-    while (b) {
-        const int64_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 /* Positions of pixels in one strip: whole units and, if that fits, whole rows, so that no row is
  * made twice. */
 static int64_t strip_positions(const osw_norm_pool_job *job)
 {
     const int64_t width = width_of(job), fit = osw_max_int(rows_that_fit(job) - 1, 1) * width;
-    const int64_t part = unit_of(job), whole = width / common_factor(width, part) * part;
+    const int64_t part = unit_of(job), whole = width / osw_common_factor(width, part) * part;
     const int64_t unit = whole <= fit ? whole : part;
     return osw_max_int(fit / unit, 1) * unit;
 }
