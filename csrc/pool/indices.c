@@ -41,8 +41,7 @@ static void write_row(const osw_pool_indices *work, const osw_row *row, int64_t 
     const int64_t start = window_start(pool, row, w);
     const int64_t position = osw_output_position(pool, row->depth, row->height, w);
     const int64_t from = osw_place(&pool->offsets, row->image, row->channel, position);
-    int64_t *to = (int64_t *)work->indices.base +
-                  osw_place(&work->indices, row->image, row->channel, position);
+    int64_t *to = OSW_POOL_AT(int64_t, &work->indices, row->image, row->channel, position);
     for (int64_t c = 0; c < channels; c++) {
         const int64_t tap = tap_at(pool, from + c);
         if (tap < 0 || tap >= taps)

@@ -92,8 +92,8 @@ LOCAL(scatter_from)(const osw_pool *pool, const LOCAL(target) *target, const osw
                                 const int planes)
 {
     const int64_t position = osw_output_position(pool, row->depth, row->height, w);
-    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
-                              osw_place(&pool->grad_output, row->image, row->channel, position);
+    const ELEMENT *gradient =
+        OSW_POOL_AT(const ELEMENT, &pool->grad_output, row->image, row->channel, position);
     const int64_t offsets = osw_place(&pool->offsets, row->image, row->channel, position);
     if (pool->wide)
         LOCAL(scatter_outputs)(pool, target, gradient, offsets, count, start, step, true, planes);
@@ -109,7 +109,7 @@ static inline void LOCAL(scatter)(const osw_pool *pool,
     const osw_pool_dim *dims = pool->dims;
     const int64_t columns = dims[WIDTH].output;
     osw_row row = {.image = image, .channel = channel / pool->channel_step};
-    target->to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, image, channel, 0);
+    target->to = OSW_POOL_AT(ELEMENT, &pool->grad_input, image, channel, 0);
     for (int p = 0; p < planes; p++)
         memset(target->to + p * pool->grad_input.channel_step, 0,
                (size_t)target->size * sizeof(ELEMENT));
@@ -164,8 +164,7 @@ static inline void LOCAL(scatter_image)(const osw_pool *pool,
     const int64_t pitch = pool->grad_input.pixel_step, height = dims[HEIGHT].input;
     target->at = first * dims[WIDTH].input * pitch;
     target->size = (end - first) * dims[WIDTH].input * pitch;
-    target->to = (ELEMENT *)pool->grad_input.base +
-                 osw_place(&pool->grad_input, image, 0, first * dims[WIDTH].input);
+    target->to = OSW_POOL_AT(ELEMENT, &pool->grad_input, image, 0, first * dims[WIDTH].input);
     for (int64_t at = 0; at < target->size; at += pitch)
         memset(target->to + at, 0, (size_t)pool->input_channels * sizeof(ELEMENT));
     osw_row row = {.image = image};

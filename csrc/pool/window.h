@@ -209,6 +209,9 @@ static inline int64_t osw_place(const osw_pool_tensor *t, int64_t n, int64_t c, 
     return n * t->image_step + c * t->channel_step + p * t->pixel_step;
 }
 
+/* The element there, of this type. */
+#define OSW_POOL_AT(type, t, n, c, p) ((type *)(t)->base + osw_place(t, n, c, p))
+
 static inline int64_t osw_input_position(const osw_pool *pool, int64_t d, int64_t h, int64_t w)
 {
     return (d * pool->dims[HEIGHT].input + h) * pool->dims[WIDTH].input + w;

@@ -67,17 +67,17 @@ LOCAL(adaptive_window)(const osw_pool *pool, const ELEMENT *x, const osw_range *
 static void LOCAL(adaptive_block)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
 {
     const osw_pool_dim *dims = pool->dims;
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
+    const ELEMENT *x = OSW_POOL_AT(const ELEMENT, &pool->input, n, first, 0);
     for (int64_t p = 0; p < osw_output_plane(pool); p++) {
         const osw_row row =
             osw_row_of(p / dims[WIDTH].output, 1, dims[DEPTH].output, dims[HEIGHT].output);
         const osw_range window[] = {osw_adaptive(&dims[DEPTH], row.depth),
                                     osw_adaptive(&dims[HEIGHT], row.height),
                                     osw_adaptive(&dims[WIDTH], p % dims[WIDTH].output)};
-        ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, p);
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, n, first, p);
         int32_t *index = NULL;
         if (pool->offsets.base)
-            index = (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, p);
+            index = OSW_POOL_AT(int32_t, &pool->offsets, n, first, p);
         LOCAL(adaptive_window)(pool, x, window, last - first, y, index);
     }
 }

@@ -87,8 +87,8 @@ static void LOCAL(adaptive_planes)(const osw_pool *pool, int64_t begin, int64_t 
         }
         for (int64_t i = 0; i < LANES; i++) {
             const int64_t plane = unit + osw_min(i, count - 1);
-            index[i] = (int32_t *)pool->offsets.base +
-                       osw_place(&pool->offsets, plane / pool->channels, plane % pool->channels, 0);
+            index[i] = OSW_POOL_AT(int32_t, &pool->offsets, plane / pool->channels,
+                                   plane % pool->channels, 0);
         }
         LOCAL(adaptive_tiles)(pool, x, y, index, true);
     }

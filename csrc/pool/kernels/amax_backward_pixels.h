@@ -28,11 +28,10 @@ OSW_INLINE void LOCAL(add_ties)(const ELEMENT *x, osw_ties *ties, int64_t channe
 
 static void LOCAL(pixel_ties)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
 {
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
-    const ELEMENT *y = (const ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, 0);
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, n, first, 0);
-    ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, first, 0);
+    const ELEMENT *x = OSW_POOL_AT(const ELEMENT, &pool->input, n, first, 0);
+    const ELEMENT *y = OSW_POOL_AT(const ELEMENT, &pool->output, n, first, 0);
+    const ELEMENT *gradient = OSW_POOL_AT(const ELEMENT, &pool->grad_output, n, first, 0);
+    ELEMENT *to = OSW_POOL_AT(ELEMENT, &pool->grad_input, n, first, 0);
     const int64_t channels = last - first, count = osw_input_plane(pool);
     const int64_t step = pool->input.pixel_step;
     osw_ties ties;
@@ -78,13 +77,11 @@ LOCAL(share_hits)(const ELEMENT *x, int64_t x_step, VALUE best, int64_t first, i
 /* The same as pixel_ties, from the positions of the maxima. */
 static void LOCAL(pixel_hits)(const osw_pool *pool, int64_t n, int64_t first, int64_t last)
 {
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, first, 0);
-    const ELEMENT *y = (const ELEMENT *)pool->output.base + osw_place(&pool->output, n, first, 0);
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base + osw_place(&pool->grad_output, n, first, 0);
-    const int32_t *position =
-        (const int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, first, 0);
-    ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, first, 0);
+    const ELEMENT *x = OSW_POOL_AT(const ELEMENT, &pool->input, n, first, 0);
+    const ELEMENT *y = OSW_POOL_AT(const ELEMENT, &pool->output, n, first, 0);
+    const ELEMENT *gradient = OSW_POOL_AT(const ELEMENT, &pool->grad_output, n, first, 0);
+    const int32_t *position = OSW_POOL_AT(const int32_t, &pool->offsets, n, first, 0);
+    ELEMENT *to = OSW_POOL_AT(ELEMENT, &pool->grad_input, n, first, 0);
     const int64_t channels = last - first, count = osw_input_plane(pool);
     const int64_t x_step = pool->input.pixel_step, to_step = pool->grad_input.pixel_step;
     ELEMENT missed[OSW_POOL_MAX_BLOCK];

@@ -50,7 +50,7 @@ static void KERNEL(amax_backward_planes)(const osw_pool *pool, int64_t begin, in
         const int64_t n = unit / pool->channels, c = unit % pool->channels;
         const ELEMENT gradient =
             ((const ELEMENT *)pool->grad_output.base)[osw_place(&pool->grad_output, n, c, 0)];
-        ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, c, 0);
+        ELEMENT *to = OSW_POOL_AT(ELEMENT, &pool->grad_input, n, c, 0);
         const int32_t position =
             pool->offsets.base
                 ? ((const int32_t *)pool->offsets.base)[osw_place(&pool->offsets, n, c, 0)]
@@ -59,7 +59,7 @@ static void KERNEL(amax_backward_planes)(const osw_pool *pool, int64_t begin, in
             LOCAL(plane_hit)(position, gradient, to, count);
         else
             LOCAL(
-                plane_ties)((const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0),
+                plane_ties)(OSW_POOL_AT(const ELEMENT, &pool->input, n, c, 0),
                        ((const ELEMENT *)pool->output.base)[osw_place(&pool->output, n, c, 0)],
                        gradient, to, count);
     }

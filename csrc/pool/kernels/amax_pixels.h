@@ -138,8 +138,8 @@ LOCAL(store_positions)(const LOCAL(state) *state, int64_t channels, int32_t *to,
 OSW_INLINE bool LOCAL(max_of_pixels)(const osw_pool *pool, const osw_block *block, const int found)
 {
     const int64_t channels = block->end - block->first, n = block->image, c = block->first;
-    const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0);
-    ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, c, 0);
+    const ELEMENT *x = OSW_POOL_AT(const ELEMENT, &pool->input, n, c, 0);
+    ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, n, c, 0);
     const bool countable = sizeof(PLACE(place)) > 2 || osw_input_plane(pool) <= UINT16_MAX;
     LOCAL(state) state;
     if (channels < KEYS || !countable || !LOCAL(pass_pixels)(pool, x, channels, &state, found))
@@ -147,8 +147,7 @@ OSW_INLINE bool LOCAL(max_of_pixels)(const osw_pool *pool, const osw_block *bloc
     LOCAL(store_best)(pool, x, channels, &state, y);
     if (found != VALUES)
         LOCAL(
-            store_positions)(&state, channels,
-                        (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, c, 0), found);
+            store_positions)(&state, channels, OSW_POOL_AT(int32_t, &pool->offsets, n, c, 0), found);
     return true;
 }
 

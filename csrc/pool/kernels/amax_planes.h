@@ -86,11 +86,11 @@ OSW_INLINE void LOCAL(max_of_planes)(const osw_pool *pool, int64_t begin, int64_
     }
     for (int64_t unit = begin; unit < end; unit++) {
         const int64_t n = unit / pool->channels, c = unit % pool->channels;
-        const ELEMENT *x = (const ELEMENT *)pool->input.base + osw_place(&pool->input, n, c, 0);
-        ELEMENT *y = (ELEMENT *)pool->output.base + osw_place(&pool->output, n, c, 0);
+        const ELEMENT *x = OSW_POOL_AT(const ELEMENT, &pool->input, n, c, 0);
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, n, c, 0);
         int32_t *position = NULL;
         if (pool->offsets.base)
-            position = (int32_t *)pool->offsets.base + osw_place(&pool->offsets, n, c, 0);
+            position = OSW_POOL_AT(int32_t, &pool->offsets, n, c, 0);
         if (!LOCAL(plane_max)(x, count, y, position, ties))
             exactly(pool, unit, unit + 1);
     }

@@ -24,9 +24,8 @@ static const float *LOCAL(ring_row)(osw_ring *ring, const osw_pool *pool, int64_
     if (ring->tag[slot] == number)
         return share;
     ring->tag[slot] = number;
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base +
-        osw_place(&pool->grad_output, ring->image, ring->first, osw_output_position(pool, d, h, 0));
+    const ELEMENT *gradient = OSW_POOL_AT(const ELEMENT, &pool->grad_output, ring->image,
+                                          ring->first, osw_output_position(pool, d, h, 0));
     for (int64_t w = 0; w < width; w++, gradient += pool->grad_output.pixel_step) {
         const float count = LOAD(STORE((float)osw_avg_divisor(pool, d, h, w)));
         for (int64_t i = 0; i < channels; i += LANES) {
@@ -107,9 +106,9 @@ static void LOCAL(share_image)(osw_ring *ring, const osw_pool *pool, int64_t beg
     const int64_t length = pool->dims[WIDTH].input * pool->grad_input.pixel_step;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_input_row(pool, 1, unit);
-        ELEMENT *to = (ELEMENT *)pool->grad_input.base +
-                      osw_place(&pool->grad_input, row.image, ring->first * pool->channel_step,
-                                osw_input_position(pool, row.depth, row.height, 0));
+        ELEMENT *to =
+            OSW_POOL_AT(ELEMENT, &pool->grad_input, row.image, ring->first * pool->channel_step,
+                        osw_input_position(pool, row.depth, row.height, 0));
         if (whole && unit > begin && as_row_before(pool, &row))
             memcpy(to, to - length, (size_t)length * sizeof(ELEMENT));
         else

@@ -12,6 +12,8 @@
 #ifndef SUFFIX
 #    include "core/each_float.h"
 #    include "pool/kernels/interleave.h"
+#    include "pool/kernels/max_planes_strips.h"
+
 #    include "pool/kernels/max_backward_planes_strips.h"
 
 #    include "pool/kernels/avg_backward_planes_strips.h"
@@ -98,14 +100,13 @@ LOCAL(gather_planes)(const osw_pool *pool, int64_t plane, int64_t count, osw_ran
     int found = 0;
     for (int64_t i = plane; i < plane + count; i++) {
         const int64_t n = i / pool->input_channels, c = i % pool->input_channels;
-        ELEMENT *to = (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, n, c, 0);
+        ELEMENT *to = OSW_POOL_AT(ELEMENT, &pool->grad_input, n, c, 0);
         if (c % pool->channel_step != 0) {
             memset(to + range.first * width, 0,
                    (size_t)((range.end - range.first) * width) * sizeof(ELEMENT));
             continue;
         }
-        y[found] = (ELEMENT *)pool->grad_output.base +
-                   osw_place(&pool->grad_output, n, c / pool->channel_step, 0);
+        y[found] = OSW_POOL_AT(ELEMENT, &pool->grad_output, n, c / pool->channel_step, 0);
         x[found++] = to;
         if (found == LANES) {
             LOCAL(gather_tiles)(pool, range, columns, y, x);

@@ -12,6 +12,8 @@
 
 #ifndef SUFFIX
 #    include "core/each_float.h"
+#    include "pool/kernels/max_planes_strips.h"
+
 #    include "pool/kernels/max_backward_planes_strips.h"
 #endif
 
@@ -34,9 +36,8 @@ OSW_INLINE const osw_margin_row *LOCAL(share_row)(osw_margin *margin, const osw_
         return to;
     margin->tag[slot] = number;
     const osw_range even = even_outputs(pool, margin->from, margin->to);
-    const ELEMENT *gradient =
-        (const ELEMENT *)pool->grad_output.base +
-        osw_place(&pool->grad_output, row->image, row->channel, osw_output_position(pool, d, h, 0));
+    const ELEMENT *gradient = OSW_POOL_AT(const ELEMENT, &pool->grad_output, row->image,
+                                          row->channel, osw_output_position(pool, d, h, 0));
     float *share = to->gradient - margin->first;
     int64_t w = margin->from;
     for (; w < even.first; w++)

@@ -111,9 +111,8 @@ static void KERNEL(avg_pixels)(const osw_pool *pool, int64_t begin, int64_t end)
     osw_taps_at taps;
     for (int64_t unit = begin; unit < end; unit++) {
         const osw_row row = osw_output_row(pool, 1, unit);
-        ELEMENT *y = (ELEMENT *)pool->output.base +
-                     osw_place(&pool->output, row.image, 0,
-                               osw_output_position(pool, row.depth, row.height, 0));
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, row.image, 0,
+                                 osw_output_position(pool, row.depth, row.height, 0));
         for (int64_t w = 0; w < pool->dims[WIDTH].output; w++, y += pool->output.pixel_step) {
             set_taps_at(&taps, pool, &row, w, sizeof(ELEMENT));
             const float divisor = (float)osw_avg_divisor(pool, row.depth, row.height, w);

@@ -50,7 +50,7 @@ LOCAL(planes_of)(const osw_pool_tensor *t, int64_t channels, int64_t step, int64
 {
     for (int64_t i = 0; i < LANES; i++) {
         const int64_t number = plane + osw_min(i, count - 1);
-        at[i] = (ELEMENT *)t->base + osw_place(t, number / channels, number % channels * step, 0);
+        at[i] = OSW_POOL_AT(ELEMENT, t, number / channels, number % channels * step, 0);
     }
 }
 

@@ -172,8 +172,7 @@ static void LOCAL(collect_row)(const osw_pool *pool, const osw_row *row)
     osw_sources sources;
     osw_range range = {0, 0};
     const int64_t position = osw_input_position(pool, row->depth, row->height, 0);
-    ELEMENT *to =
-        (ELEMENT *)pool->grad_input.base + osw_place(&pool->grad_input, row->image, 0, position);
+    ELEMENT *to = OSW_POOL_AT(ELEMENT, &pool->grad_input, row->image, 0, position);
     set_output_rows(&rows, pool, row, sizeof(ELEMENT));
     const osw_range done = LOCAL(row_blocks)(pool, &rows, to);
     for (int64_t w = 0; w < pool->dims[WIDTH].input; w++) {
@@ -188,7 +187,7 @@ static void LOCAL(collect_row)(const osw_pool *pool, const osw_row *row)
 static bool LOCAL(is_moderate)(const osw_pool *pool, int64_t image)
 {
     const osw_pool_tensor *t = &pool->grad_output;
-    const ELEMENT *gradient = (const ELEMENT *)t->base + osw_place(t, image, 0, 0);
+    const ELEMENT *gradient = OSW_POOL_AT(const ELEMENT, t, image, 0, 0);
     const int64_t positions = osw_output_plane(pool);
     if (t->pixel_step == pool->channels)
         return LOCAL(all_moderate)(gradient, positions * pool->channels);

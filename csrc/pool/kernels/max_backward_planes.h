@@ -19,6 +19,8 @@
 #    include "core/each_float.h"
 #    include "pool/scatter.h"
 
+#    include "pool/kernels/max_planes_strips.h"
+
 #    include "pool/kernels/max_backward_planes_strips.h"
 #endif
 
@@ -194,8 +196,7 @@ LOCAL(all_lines)(const osw_pool *pool, int64_t begin, int64_t end, const bool st
         const int64_t c = row.channel / pool->channel_step;
         const int64_t d = osw_output_of(&dims[DEPTH], row.depth, 0);
         const int64_t position = osw_input_position(pool, row.depth, row.height, 0);
-        ELEMENT *line = (ELEMENT *)pool->grad_input.base +
-                        osw_place(&pool->grad_input, row.image, row.channel, position);
+        ELEMENT *line = OSW_POOL_AT(ELEMENT, &pool->grad_input, row.image, row.channel, position);
         const size_t size = (size_t)((to - row.height) * width) * sizeof(ELEMENT);
         if (c * pool->channel_step != row.channel || d < 0)
             memset(line, 0, size);

@@ -15,21 +15,9 @@
 
 #ifndef SUFFIX
 #    include "core/each_float.h"
+#    include "pool/kernels/max_planes_strips.h"
 #    include "pool/scatter.h"
 #endif
-
-/* `count` gradients as floats. */
-OSW_INLINE void LOCAL(copy_floats)(const ELEMENT *from, float *to, int64_t count)
-{
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES)
-        store_f32(to + i, LOCAL(load)(from + i));
-    if (i < count && count >= LANES)
-        store_f32(to + count - LANES, LOCAL(load)(from + count - LANES));
-    else
-        for (; i < count; i++)
-            to[i] = LOAD(from[i]);
-}
 
 /* Output row (d, h) of the channel, in its slot, filled if it is not yet there. */
 OSW_INLINE const osw_margin_row *LOCAL(margin_row)(osw_margin *margin, const osw_pool *pool,
@@ -42,10 +30,10 @@ OSW_INLINE const osw_margin_row *LOCAL(margin_row)(osw_margin *margin, const osw
         return to;
     margin->tag[slot] = number;
     const int64_t position = osw_output_position(pool, d, h, margin->from);
-    const ELEMENT *gradient = (const ELEMENT *)pool->grad_output.base +
-                              osw_place(&pool->grad_output, row->image, row->channel, position);
-    const uint8_t *offsets = (const uint8_t *)pool->offsets.base +
-                             osw_place(&pool->offsets, row->image, row->channel, position);
+    const ELEMENT *gradient =
+        OSW_POOL_AT(const ELEMENT, &pool->grad_output, row->image, row->channel, position);
+    const uint8_t *offsets =
+        OSW_POOL_AT(const uint8_t, &pool->offsets, row->image, row->channel, position);
     const int64_t count = margin->to - margin->from, at = margin->from - margin->first;
     LOCAL(copy_floats)(gradient, to->gradient + at, count);
     copy_bytes(offsets, to->offset + at, count);
@@ -131,8 +119,7 @@ LOCAL(gradient_rows)(osw_margin *margin, const osw_pool *pool, osw_row row, int6
 {
     const int64_t width = pool->dims[WIDTH].input, height = pool->dims[HEIGHT].input;
     const int64_t first = row.depth * height + row.height;
-    ELEMENT *plane = (ELEMENT *)pool->grad_input.base +
-                     osw_place(&pool->grad_input, row.image, row.channel, first * width);
+    ELEMENT *plane = OSW_POOL_AT(ELEMENT, &pool->grad_input, row.image, row.channel, first * width);
     if (row.channel % pool->channel_step != 0) {
         memset(plane, 0, (size_t)(count * width) * sizeof(ELEMENT));
         return;

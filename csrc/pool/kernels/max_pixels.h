@@ -81,12 +81,10 @@ OSW_INLINE void LOCAL(window_row)(const osw_pool *pool, const osw_row *row)
     set_input_rows(&rows, pool, row, sizeof(ELEMENT));
     for (int64_t w = 0; w < pool->dims[WIDTH].output; w++) {
         const int64_t position = osw_output_position(pool, row->depth, row->height, w);
-        ELEMENT *y =
-            (ELEMENT *)pool->output.base + osw_place(&pool->output, row->image, 0, position);
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, row->image, 0, position);
         uint8_t *taps = NULL;
         if (pool->offsets.base)
-            taps =
-                (uint8_t *)pool->offsets.base + osw_place(&pool->offsets, row->image, 0, position);
+            taps = OSW_POOL_AT(uint8_t, &pool->offsets, row->image, 0, position);
         set_window(&window, &pool->dims[WIDTH], &rows, w, step);
         if (window.count == 9)
             LOCAL(window_steps)(pool, &window, y, taps, 9);

@@ -110,8 +110,7 @@ OSW_INLINE void LOCAL(maxima_output)(const osw_pool *pool, osw_compact *compact,
     const int64_t size = pool->wide ? (int64_t)sizeof(int32_t) : 1;
     for (int64_t w = 0; w < pool->dims[WIDTH].output; w++) {
         const int64_t position = osw_output_position(pool, row->depth, row->height, w);
-        ELEMENT *y = (ELEMENT *)pool->output.base +
-                     osw_place(&pool->output, row->image, compact->first, position);
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, row->image, compact->first, position);
         void *offsets = NULL;
         if (with_taps)
             offsets = (char *)pool->offsets.base +

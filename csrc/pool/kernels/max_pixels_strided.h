@@ -98,12 +98,10 @@ LOCAL(compact_output)(const osw_pool *pool, osw_compact *compact, const osw_row 
     LOCAL(compact_rows)(pool, compact, &rows, row);
     for (int64_t w = 0; w < pool->dims[WIDTH].output; w++) {
         const int64_t position = osw_output_position(pool, row->depth, row->height, w);
-        ELEMENT *y = (ELEMENT *)pool->output.base +
-                     osw_place(&pool->output, row->image, compact->first, position);
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, row->image, compact->first, position);
         uint8_t *taps = NULL;
         if (pool->offsets.base)
-            taps = (uint8_t *)pool->offsets.base +
-                   osw_place(&pool->offsets, row->image, compact->first, position);
+            taps = OSW_POOL_AT(uint8_t, &pool->offsets, row->image, compact->first, position);
         set_window(&window, &pool->dims[WIDTH], &rows, w,
                    compact->channels * (int64_t)sizeof(float));
         if (window.count == 9)

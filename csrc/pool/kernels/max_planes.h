@@ -236,10 +236,8 @@ LOCAL(max_lines)(const osw_pool *pool, int64_t begin, int64_t end, const osw_sid
             osw_place(&pool->input, row.image, row.channel * pool->channel_step,
                       osw_input_position(pool, row.depth * dims[DEPTH].stride, 0, 0));
         const int64_t position = osw_output_position(pool, row.depth, 0, 0);
-        ELEMENT *y = (ELEMENT *)pool->output.base +
-                     osw_place(&pool->output, row.image, row.channel, position);
-        uint8_t *taps = (uint8_t *)pool->offsets.base +
-                        osw_place(&pool->offsets, row.image, row.channel, position);
+        ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, row.image, row.channel, position);
+        uint8_t *taps = OSW_POOL_AT(uint8_t, &pool->offsets, row.image, row.channel, position);
         slice->input = (const ELEMENT *)pool->input.base + at;
         slice->readable = readable_rows(at, extent, slice->height, slice->width);
         if (!LOCAL(max_slice)(slice, pool, row.height, to, y, taps, rows, columns, with_taps))

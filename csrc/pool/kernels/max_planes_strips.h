@@ -28,16 +28,17 @@ OSW_INLINE void LOCAL(spread_two)(const ELEMENT *x, int64_t count, float *even, 
         (i % 2 ? odd : even)[i / 2] = LOAD(x[i]);
 }
 
-OSW_INLINE void LOCAL(spread_one)(const ELEMENT *x, int64_t count, float *to)
+/* `count` elements as floats. */
+OSW_INLINE void LOCAL(copy_floats)(const ELEMENT *from, float *to, int64_t count)
 {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES)
-        store_f32(to + i, LOCAL(load)(x + i));
+        store_f32(to + i, LOCAL(load)(from + i));
     if (i < count && count >= LANES)
-        store_f32(to + count - LANES, LOCAL(load)(x + count - LANES));
+        store_f32(to + count - LANES, LOCAL(load)(from + count - LANES));
     else
         for (; i < count; i++)
-            to[i] = LOAD(x[i]);
+            to[i] = LOAD(from[i]);
 }
 
 /* Row `x` of the input into the phases of the strip. */
@@ -46,7 +47,7 @@ OSW_INLINE void LOCAL(spread)(osw_strip *strip, const ELEMENT *x)
     const int64_t count = strip->to - strip->from, at = strip->at, stride = strip->stride;
     float *phases = strip->phases;
     if (stride == 1)
-        LOCAL(spread_one)(x + strip->from, count, phases + at);
+        LOCAL(copy_floats)(x + strip->from, phases + at, count);
     else if (stride == 2)
         LOCAL(spread_two)(x + strip->from, count, phases + at % 2 * strip->pitch + at / 2,
                    phases + (at + 1) % 2 * strip->pitch + (at + 1) / 2);
@@ -140,8 +141,8 @@ OSW_INLINE void
 LOCAL(plane_rows)(osw_strip *strip, const osw_pool *pool, osw_row row, int64_t count,
                            const bool with_taps)
 {
-    const ELEMENT *plane = (const ELEMENT *)pool->input.base +
-                           osw_place(&pool->input, row.image, row.channel * pool->channel_step, 0);
+    const ELEMENT *plane =
+        OSW_POOL_AT(const ELEMENT, &pool->input, row.image, row.channel * pool->channel_step, 0);
     const int64_t width = pool->dims[WIDTH].output, height = pool->dims[HEIGHT].output;
     const int64_t first = row.depth * height + row.height;
     for (int64_t column = 0; column < width; column += strip->count) {
@@ -150,10 +151,8 @@ LOCAL(plane_rows)(osw_strip *strip, const osw_pool *pool, osw_row row, int64_t c
             row.depth = i / height;
             row.height = i % height;
             const int64_t position = i * width + column;
-            ELEMENT *y = (ELEMENT *)pool->output.base +
-                         osw_place(&pool->output, row.image, row.channel, position);
-            uint8_t *taps = (uint8_t *)pool->offsets.base +
-                            osw_place(&pool->offsets, row.image, row.channel, position);
+            ELEMENT *y = OSW_POOL_AT(ELEMENT, &pool->output, row.image, row.channel, position);
+            uint8_t *taps = OSW_POOL_AT(uint8_t, &pool->offsets, row.image, row.channel, position);
             LOCAL(strip_row)(strip, pool, plane, &row, y, with_taps ? taps : NULL, with_taps);
         }
     }

@@ -6,21 +6,8 @@
 #include "core/simd.h"
 
 /* Round a sum of two values of the dtype. */
-OSW_INLINE vf32 round_sum_f32(vf32 v)
-{
-    return v;
-}
-
-OSW_INLINE vf32 round_moderate_f32(vf32 v)
-{
-    return v;
-}
-
-OSW_INLINE bool all_moderate_f32(const float *p, int64_t count)
-{
-    (void)p, (void)count;
-    return true;
-}
+#define round_sum_f32 round_f32
+#define round_sum_f16 round_f16
 
 /* A NaN that comes of such a sum has nothing in the bits that go, so that it stays one. */
 OSW_INLINE vf32 round_sum_bf16(vf32 v)
@@ -28,8 +15,11 @@ OSW_INLINE vf32 round_sum_bf16(vf32 v)
     return (vf32)((vu32)carry_bf16(v) & 0xffff0000);
 }
 
-/* The same for sums of magnitude below 2^110, in fewer steps: next to 1.5 * 2^16 times its power of
- * two, a float has the precision of bfloat16. A sum too small to be normal is exact already. */
+/* The same for sums of magnitude below 2^110, of bfloat16 in fewer steps: next to 1.5 * 2^16 times
+ * its power of two, a float has the precision of bfloat16. A sum too small to be normal is exact
+ * already. */
+#define round_moderate_f32 round_f32
+#define round_moderate_f16 round_f16
 OSW_INLINE vf32 round_moderate_bf16(vf32 v)
 {
     const vf32 power = keep_f32(set1_i32((int32_t)0xff800000), v);
@@ -51,17 +41,10 @@ OSW_INLINE bool all_moderate_bf16(const uint16_t *p, int64_t count)
     return moderate;
 }
 
-OSW_INLINE vf32 round_sum_f16(vf32 v)
-{
-    return round_f16(v);
-}
-
-OSW_INLINE vf32 round_moderate_f16(vf32 v)
-{
-    return round_f16(v);
-}
-
-OSW_INLINE bool all_moderate_f16(const uint16_t *p, int64_t count)
+/* Sums of the others are rounded alike, whatever their magnitude. */
+#define all_moderate_f32 all_rounded_alike
+#define all_moderate_f16 all_rounded_alike
+OSW_INLINE bool all_rounded_alike(const void *p, int64_t count)
 {
     (void)p, (void)count;
     return true;
@@ -69,18 +52,21 @@ OSW_INLINE bool all_moderate_f16(const uint16_t *p, int64_t count)
 
 /* Store x0 y0 x1 y1 ..., values of the dtype; around the caches if `stream`, to a multiple of
  * VEC_BYTES. */
-OSW_INLINE void store_zip_f32(float *p, vf32 x, vf32 y, const bool stream)
-{
-    vf32 low, high;
-    zip_f32(x, y, &low, &high);
-    if (stream) {
-        stream_rounded_f32(p, low);
-        stream_rounded_f32(p + LANES, high);
-    } else {
-        store_f32(p, low);
-        store_f32(p + LANES, high);
+#define STORE_ZIP(store_zip, type, store, stream_rounded)                                          \
+    OSW_INLINE void store_zip(type *p, vf32 x, vf32 y, const bool stream)                          \
+    {                                                                                              \
+        vf32 low, high;                                                                            \
+        zip_f32(x, y, &low, &high);                                                                \
+        if (stream) {                                                                              \
+            stream_rounded(p, low);                                                                \
+            stream_rounded(p + LANES, high);                                                       \
+        } else {                                                                                   \
+            store(p, low);                                                                         \
+            store(p + LANES, high);                                                                \
+        }                                                                                          \
     }
-}
+STORE_ZIP(store_zip_f32, float, store_f32, stream_rounded_f32)
+STORE_ZIP(store_zip_f16, uint16_t, store_f16, stream_rounded_f16)
 
 OSW_INLINE void store_zip_bf16(uint16_t *p, vf32 x, vf32 y, const bool stream)
 {
@@ -89,19 +75,6 @@ OSW_INLINE void store_zip_bf16(uint16_t *p, vf32 x, vf32 y, const bool stream)
         stream_i32(p, pairs);
     else
         store_i32(p, pairs);
-}
-
-OSW_INLINE void store_zip_f16(uint16_t *p, vf32 x, vf32 y, const bool stream)
-{
-    vf32 low, high;
-    zip_f32(x, y, &low, &high);
-    if (stream) {
-        stream_rounded_f16(p, low);
-        stream_rounded_f16(p + LANES, high);
-    } else {
-        store_f16(p, low);
-        store_f16(p + LANES, high);
-    }
 }
 
 #endif

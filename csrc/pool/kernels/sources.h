@@ -38,8 +38,8 @@ static inline void set_output_rows(osw_rows *rows, const osw_pool *pool, const o
             rows->at[rows->count] =
                 (const char *)pool->grad_output.base +
                 osw_place(&pool->grad_output, row->image, 0, position) * element;
-            rows->taps[rows->count] = (const uint8_t *)pool->offsets.base +
-                                      osw_place(&pool->offsets, row->image, 0, position);
+            rows->taps[rows->count] =
+                OSW_POOL_AT(const uint8_t, &pool->offsets, row->image, 0, position);
             rows->tap[rows->count++] =
                 osw_tap(pool, row->depth + dims[DEPTH].padding - d * dims[DEPTH].stride,
                         row->height + dims[HEIGHT].padding - h * dims[HEIGHT].stride, 0);

@@ -35,8 +35,8 @@ static inline bool mostly_alone(const osw_pool *pool, const osw_block *block)
     enum { FEW = 4 };
     if (!pool->offsets.base)
         return false;
-    const int32_t *position = (const int32_t *)pool->offsets.base +
-                              osw_place(&pool->offsets, block->image, block->first, 0);
+    const int32_t *position =
+        OSW_POOL_AT(const int32_t, &pool->offsets, block->image, block->first, 0);
     int64_t shared = 0;
     for (int64_t c = 0; c < block->end - block->first; c++)
         shared += position[c] < 0;
