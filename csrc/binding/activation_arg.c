@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/activation_arg.h"
 
+#include "binding/number_arg.h"
+
 #include <string.h>
 
 /* Parameters that are not given have the values of torch's functions. relu6 has no parameters. */
@@ -70,6 +72,5 @@ int osw_activation_arg(PyObject *argument, const char *function, osw_activation 
     if (text && parse(text, activation))
         return 0;
     PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "%s: unknown activation %R", function, argument);
-    return -1;
+    return osw_raise(PyExc_ValueError, "%s: unknown activation %R", function, argument);
 }

@@ -171,31 +171,26 @@ OSW_POOL_ENTRY(plain_amax_backward, true, OP_amax_backward, .name = "amax_backwa
                OSW_STEPS(make_amax_gradient, osw_pool_execute), .result = GRAD_INPUT)
 
 PyMethodDef osw_adaptive_pool_methods[] = {
-    OSW_ENTRY_LINE(
-        adaptive_max_pool,
-        "adaptive_max_pool(input, (N, C, *output_size), with_index) -> (output, index or None); "
-        "NotImplemented if the input must be dense first"),
-    OSW_ENTRY_LINE(
-        plain_adaptive_max_pool,
-        "plain_adaptive_max_pool(spatial, input, output_size, trains) -> output; if it trains "
-        "(output, index, (input size, memory format)); NotImplemented if the call is not an "
-        "ordinary one"),
-    OSW_ENTRY_LINE(
-        adaptive_max_pool_backward,
-        "adaptive_max_pool_backward(grad_output, index, input_size, channels_last) -> grad_input; "
-        "NotImplemented if a tensor must be dense first"),
-    OSW_ENTRY_LINE(
-        plain_adaptive_max_pool_backward,
-        "plain_adaptive_max_pool_backward(input_size, memory_format, index, grad_output) -> "
-        "grad_input, or NotImplemented"),
+    OSW_ENTRY_LINE(adaptive_max_pool,
+                   "adaptive_max_pool(input, (N, C, *output_size), with_index) -> (output, index "
+                   "or None); NotImplemented if the input must be dense first"),
+    OSW_ENTRY_LINE(plain_adaptive_max_pool,
+                   "plain_adaptive_max_pool(spatial, input, output_size, trains) -> output; if it "
+                   "trains (output, index, (input size, memory format)); NotImplemented if the "
+                   "call is not an ordinary one"),
+    OSW_ENTRY_LINE(adaptive_max_pool_backward,
+                   "adaptive_max_pool_backward(grad_output, index, input_size, channels_last) -> "
+                   "grad_input; NotImplemented if a tensor must be dense first"),
+    OSW_ENTRY_LINE(plain_adaptive_max_pool_backward,
+                   "plain_adaptive_max_pool_backward(input_size, memory_format, index, "
+                   "grad_output) -> grad_input, or NotImplemented"),
     OSW_ENTRY_LINE(amax, "amax(input) -> maximum of every plane, (N, C); NotImplemented if the "
                          "input must be dense first"),
-    OSW_ENTRY_LINE(plain_amax, "plain_amax(keepdim, input, trains) -> output, (N, C) or (N, C, 1, "
-                               "1); if it trains (output, "
-                               "positions); NotImplemented if the call is not an ordinary one"),
+    OSW_ENTRY_LINE(plain_amax,
+                   "plain_amax(keepdim, input, trains) -> output, (N, C) or (N, C, 1, 1); if it "
+                   "trains (output, positions); NotImplemented if the call is not an ordinary one"),
     OSW_ENTRY_LINE(amax_backward, "amax_backward(input, output, grad_output) -> grad_input; "
-                                  "NotImplemented if a tensor must "
-                                  "be dense first"),
+                                  "NotImplemented if a tensor must be dense first"),
     OSW_ENTRY_LINE(plain_amax_backward, "plain_amax_backward(input, output, positions, "
                                         "grad_output) -> grad_input, or NotImplemented"),
     {NULL, NULL, 0, NULL},

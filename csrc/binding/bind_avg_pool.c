@@ -136,16 +136,13 @@ PyMethodDef osw_avg_pool_methods[] = {
     OSW_ENTRY_LINE(
         plain_avg_pool,
         "plain_avg_pool(volumes, input, kernel_size, stride, padding, ceil_mode, "
-        "count_include_pad, "
-        "divisor_override, trains) -> output; if it trains (output, ((kernel, stride, padding, "
-        "ceil_mode, count_include_pad, divisor_override, channel step), input size, memory "
-        "format)); "
-        "NotImplemented if the call is not an ordinary one"),
-    OSW_ENTRY_LINE(
-        avg_pool_backward,
-        "avg_pool_backward(grad_output, input_size, kernel, stride, padding, ceil_mode, "
-        "count_include_pad, divisor or None, channel_step, channels_last) -> grad_input; "
-        "NotImplemented if grad_output must be dense first"),
+        "count_include_pad, divisor_override, trains) -> output; if it trains (output, ((kernel, "
+        "stride, padding, ceil_mode, count_include_pad, divisor_override, channel step), input "
+        "size, memory format)); NotImplemented if the call is not an ordinary one"),
+    OSW_ENTRY_LINE(avg_pool_backward,
+                   "avg_pool_backward(grad_output, input_size, kernel, stride, padding, ceil_mode, "
+                   "count_include_pad, divisor or None, channel_step, channels_last) -> "
+                   "grad_input; NotImplemented if grad_output must be dense first"),
     OSW_ENTRY_LINE(
         plain_avg_pool_backward,
         "plain_avg_pool_backward(*described, grad_output) -> grad_input, or NotImplemented"),

@@ -72,9 +72,8 @@ static int run(osw_call *call)
     if (!memory)
         return -1;
     osw_chain_choose(chain, call->backward, osw_chain_calls);
-    const osw_running running = osw_run_begin(call->name, true);
-    (call->backward ? osw_chain_backward : osw_chain_forward)(chain, memory);
-    osw_run_end(running);
+    OSW_RUN(call->name, true,
+            (call->backward ? osw_chain_backward : osw_chain_forward)(chain, memory));
     return 0;
 }
 
@@ -104,25 +103,11 @@ static PyObject *give_results(const osw_call *call)
     return osw_call_tuple(call, OUTPUT, 2 + ((osw_chain_call *)call->job)->chain.count);
 }
 
-OSW_ENTRY(plain_chain)
-{
-    static const osw_entry entry = {.name = "conv_chain",
-                                    .arguments = 2,
-                                    .numbers = osw_chain_read_options,
-                                    OSW_STEPS(osw_chain_describe, make_results, run_forward),
-                                    .give = give_results};
-    return osw_chain_enter(&entry, false, args, nargs);
-}
+OSW_CHAIN_ENTRY(plain_chain, false, .name = "conv_chain", .arguments = 2,
+                OSW_STEPS(osw_chain_describe, make_results, run_forward), .give = give_results)
 
-OSW_ENTRY(chain_fits)
-{
-    static const osw_entry entry = {.name = "conv_chain",
-                                    .arguments = 2,
-                                    .numbers = osw_chain_read_options,
-                                    OSW_STEPS(osw_chain_describe_any),
-                                    .give = osw_call_true};
-    return osw_chain_enter(&entry, false, args, nargs);
-}
+OSW_CHAIN_ENTRY(chain_fits, false, .name = "conv_chain", .arguments = 2,
+                OSW_STEPS(osw_chain_describe_any), .give = osw_call_true)
 
 enum { B_OPTIONS, B_TENSORS, B_GRAD, B_STATISTICS, B_ZS, B_NEEDED, B_COUNT };
 
@@ -199,16 +184,9 @@ static PyObject *give_gradients(const osw_call *call)
     return osw_call_tuple(call, TENSORS + count, count);
 }
 
-OSW_ENTRY(plain_chain_backward)
-{
-    static const osw_entry entry = {.name = "conv_chain_backward",
-                                    .arguments = B_COUNT,
-                                    .backward = true,
-                                    .numbers = osw_chain_read_options,
-                                    OSW_STEPS(osw_chain_describe, read_kept, make_gradients, run),
-                                    .give = give_gradients};
-    return osw_chain_enter(&entry, false, args, nargs);
-}
+OSW_CHAIN_ENTRY(plain_chain_backward, false, .name = "conv_chain_backward", .arguments = B_COUNT,
+                .backward = true, OSW_STEPS(osw_chain_describe, read_kept, make_gradients, run),
+                .give = give_gradients)
 
 OSW_ENTRY_NO_ARGS(chain_leads)
 {
@@ -221,9 +199,9 @@ OSW_ENTRY_COUNTS(chain_variants, osw_chain_calls, OSW_CHAIN_VARIANTS(NAME))
 PyMethodDef osw_chain_methods[] = {
     OSW_ENTRY_LINE(plain_chain, "plain_chain(options, tensors) -> (output, statistics, z of each "
                                 "stage), or NotImplemented"),
-    OSW_ENTRY_LINE(plain_chain_backward, "plain_chain_backward(options, tensors, grad_output, "
-                                         "statistics, zs, needed) -> gradients of "
-                                         "the tensors, or NotImplemented"),
+    OSW_ENTRY_LINE(plain_chain_backward,
+                   "plain_chain_backward(options, tensors, grad_output, statistics, zs, needed) -> "
+                   "gradients of the tensors, or NotImplemented"),
     OSW_ENTRY_LINE(chain_fits, "chain_fits(options, tensors) -> True if plain_chain supports these "
                                "but for the input's memory format, or NotImplemented"),
     OSW_ENTRY_NO_ARGS_LINE(chain_leads, "Whether the kernels of the tier in use are fast."),

@@ -128,23 +128,13 @@ static int make_folded(osw_call *call)
 static int run_folded(osw_call *call)
 {
     osw_chain_call *c = call->job;
-    const osw_running running = osw_run_begin(call->name, true);
-    osw_chain_folded_forward(&c->chain, c->weights);
-    osw_run_end(running);
+    OSW_RUN(call->name, true, osw_chain_folded_forward(&c->chain, c->weights));
     return 0;
 }
 
-OSW_ENTRY(plain_chain_folded)
-{
-    static const osw_entry entry = {.called = "plain_chain_folded",
-                                    .name = "conv_chain",
-                                    .arguments = F_COUNT,
-                                    .numbers = osw_chain_read_options,
-                                    OSW_STEPS(osw_chain_describe, make_folded, run_folded),
-                                    .result = OUTPUT,
-                                    .results = 2};
-    return osw_chain_enter(&entry, true, args, nargs);
-}
+OSW_CHAIN_ENTRY(plain_chain_folded, true, .called = "plain_chain_folded", .name = "conv_chain",
+                .arguments = F_COUNT, OSW_STEPS(osw_chain_describe, make_folded, run_folded),
+                .result = OUTPUT, .results = 2)
 
 static int check_folds(osw_call *call)
 {
@@ -153,15 +143,8 @@ static int check_folds(osw_call *call)
     return osw_chain_folds(chain) && osw_chain_repays(chain, kept) ? 0 : -1;
 }
 
-OSW_ENTRY(chain_folded_fits)
-{
-    static const osw_entry entry = {.name = "conv_chain",
-                                    .arguments = F_COUNT,
-                                    .numbers = osw_chain_read_options,
-                                    OSW_STEPS(osw_chain_describe_any, check_folds),
-                                    .give = osw_call_true};
-    return osw_chain_enter(&entry, true, args, nargs);
-}
+OSW_CHAIN_ENTRY(chain_folded_fits, true, .name = "conv_chain", .arguments = F_COUNT,
+                OSW_STEPS(osw_chain_describe_any, check_folds), .give = osw_call_true)
 
 /* --- prepared --------------------------------------------------------------------------------- */
 
@@ -238,16 +221,8 @@ static int prepare(osw_call *call)
     return prepared->tensors ? 0 : -1;
 }
 
-OSW_ENTRY(prepare_chain)
-{
-    static const osw_entry entry = {.name = "conv_chain",
-                                    .arguments = F_COUNT,
-                                    .numbers = osw_chain_read_options,
-                                    OSW_STEPS(osw_chain_describe, prepare),
-                                    .result = OUTPUT,
-                                    .results = 1};
-    return osw_chain_enter(&entry, true, args, nargs);
-}
+OSW_CHAIN_ENTRY(prepare_chain, true, .name = "conv_chain", .arguments = F_COUNT,
+                OSW_STEPS(osw_chain_describe, prepare), .result = OUTPUT, .results = 1)
 
 /* Whether the folded weights are those of the kernels in use, and the vectors have the same bits.
  */
@@ -266,11 +241,9 @@ OSW_ENTRY(run_prepared_chain)
     const osw_prepared_chain *prepared = nargs == 2 && PyCapsule_CheckExact(args[0])
                                              ? PyCapsule_GetPointer(args[0], prepared_name)
                                              : NULL;
-    if (!prepared) {
-        PyErr_SetString(PyExc_TypeError,
-                        "run_prepared_chain: expected a prepared chain and a tensor");
-        return NULL;
-    }
+    if (!prepared)
+        return PyErr_Format(PyExc_TypeError,
+                            "run_prepared_chain: expected a prepared chain and a tensor");
     osw_tensor x, y;
     if (!osw_tensor_plain(args[1], &x) || osw_dtype_of(&x) != OSW_F32 ||
         !osw_has_size(&x, 4, prepared->size) || !osw_chain_is_image(&x) || !still_holds(prepared))
@@ -283,16 +256,14 @@ OSW_ENTRY(run_prepared_chain)
     chain.stages[0].input = (const float *)(const void *)x.data;
     chain.stages[chain.count - 1].normal = (float *)(void *)y.data;
     osw_chain_choose_folded(&chain, false, osw_chain_calls);
-    const osw_running running = osw_run_begin("conv_chain", true);
-    osw_chain_folded_forward(&chain, prepared->weights);
-    osw_run_end(running);
+    OSW_RUN("conv_chain", true, osw_chain_folded_forward(&chain, prepared->weights));
     return output;
 }
 
 PyMethodDef osw_chain_folded_methods[] = {
-    OSW_ENTRY_LINE(plain_chain_folded,
-                   "plain_chain_folded(options, tensors, folded) -> (output, folded), or "
-                   "NotImplemented"),
+    OSW_ENTRY_LINE(
+        plain_chain_folded,
+        "plain_chain_folded(options, tensors, folded) -> (output, folded), or NotImplemented"),
     OSW_ENTRY_LINE(chain_folded_fits,
                    "chain_folded_fits(options, tensors, folded) -> True if plain_chain_folded "
                    "supports these but for the input's memory format, or NotImplemented"),

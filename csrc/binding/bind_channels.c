@@ -47,8 +47,8 @@ static int read_section(const osw_call *call, Py_ssize_t i, PyObject *item, int6
 {
     if (PyLong_Check(item))
         return osw_int_arg(call->name, "channels of a section", item, 0, INT64_MAX, channels);
-    PyErr_Format(PyExc_TypeError, "%s: section %zd must be an int, got %R", call->name, i, item);
-    return -1;
+    return osw_raise(PyExc_TypeError, "%s: section %zd must be an int, got %R", call->name, i,
+                     item);
 }
 
 enum { A_INPUTS, A_GROUPS, A_SECTIONS, A_WANTED, A_LAST, A_COUNT };
@@ -89,11 +89,9 @@ static int read_input(osw_call *call, Py_ssize_t i, PyObject *object)
                         "input %zd of size %s, %d bit, does not fit input 0 of size %s, %d bit", i,
                         osw_print_sizes(t->ndim, t->size).text, (int)t->dtype.bits,
                         osw_print_sizes(model->ndim, model->size).text, (int)model->dtype.bits);
-    if (!is_width(t->itemsize)) {
-        PyErr_Format(PyExc_TypeError, "%s: elements of %d bits are not supported", call->name,
-                     (int)t->dtype.bits);
-        return -1;
-    }
+    if (!is_width(t->itemsize))
+        return osw_raise(PyExc_TypeError, "%s: elements of %d bits are not supported", call->name,
+                         (int)t->dtype.bits);
     s->segments[i].channels = t->size[1];
     if (__builtin_add_overflow(s->channels, t->size[1], &s->channels))
         return osw_fail(call->name, "inputs have more than 2^63 channels");
@@ -180,9 +178,7 @@ static int execute(osw_call *call, osw_form form)
     calls[plan.transpose_id] += plan.run_count > 0;
     calls[plan.move_id] += plan.move_count > 0;
     const int64_t bytes = t->size[0] * s->channels * plane * t->itemsize;
-    const osw_running running = osw_run_begin("channel_shuffle", bytes > OSW_GRAIN_BYTES);
-    osw_plan_execute(&plan);
-    osw_run_end(running);
+    OSW_RUN("channel_shuffle", bytes > OSW_GRAIN_BYTES, osw_plan_execute(&plan));
     return 0;
 }
 
@@ -229,11 +225,10 @@ OSW_ENTRY(new_shuffled)
         PyTuple_Size(args[A_INPUTS]) == 0 ||
         (args[A_WANTED] != Py_None &&
          (!PyTuple_Check(args[A_WANTED]) ||
-          PyTuple_Size(args[A_WANTED]) != PyTuple_Size(args[A_SECTIONS])))) {
-        PyErr_SetString(PyExc_TypeError,
-                        "new_shuffled: expected (inputs, groups, sections, wanted, channels_last)");
-        return NULL;
-    }
+          PyTuple_Size(args[A_WANTED]) != PyTuple_Size(args[A_SECTIONS]))))
+        return PyErr_Format(
+            PyExc_TypeError,
+            "new_shuffled: expected (inputs, groups, sections, wanted, channels_last)");
     osw_shuffling s = {.inputs = PyTuple_Size(args[A_INPUTS]),
                        .outputs = PyTuple_Size(args[A_SECTIONS])};
     return osw_enter_wide(&entry, false, &s, s.inputs + s.outputs, args, nargs);
@@ -278,10 +273,7 @@ static int run_format(osw_call *call)
     osw_plan_format(&plan, &run, streams, &from, &to, t->size[0], plane_size(t), t->itemsize,
                     *to_last);
     calls[plan.transpose_id]++;
-    const osw_running running =
-        osw_run_begin("memory_format", t->numel * t->itemsize > OSW_GRAIN_BYTES);
-    osw_plan_execute(&plan);
-    osw_run_end(running);
+    OSW_RUN("memory_format", t->numel * t->itemsize > OSW_GRAIN_BYTES, osw_plan_execute(&plan));
     return 0;
 }
 
@@ -304,10 +296,11 @@ OSW_ENTRY_COUNTS(channels_variants, calls, OSW_CHANNELS_VARIANTS(VARIANT_NAME))
 
 PyMethodDef osw_channels_methods[] = {
     OSW_ENTRY_LINE(new_shuffled,
-                   "new_shuffled(inputs, groups, sections, wanted, channels_last) -> "
-                   "tuple of new tensors, or NotImplemented if an input must be dense first"),
-    OSW_ENTRY_LINE(new_format, "new_format(input, channels_last) -> images in the other memory "
-                               "format, or NotImplemented"),
+                   "new_shuffled(inputs, groups, sections, wanted, channels_last) -> tuple of new "
+                   "tensors, or NotImplemented if an input must be dense first"),
+    OSW_ENTRY_LINE(
+        new_format,
+        "new_format(input, channels_last) -> images in the other memory format, or NotImplemented"),
     OSW_ENTRY_COUNTS_LINE(channels_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -144,9 +144,8 @@ static int run_product(osw_call *call, const osw_conv_job *job, const osw_tensor
         return -1;
     const int64_t products =
         conv->batch * conv->rows.out_size * conv->columns.out_size * osw_conv_weights(conv);
-    const osw_running running = osw_run_begin(call->name, products > OSW_GRAIN_PRODUCTS);
-    (backward ? osw_conv_run_grad_input : osw_conv_run_forward)(&product, room);
-    osw_run_end(running);
+    OSW_RUN(call->name, products > OSW_GRAIN_PRODUCTS,
+            (backward ? osw_conv_run_grad_input : osw_conv_run_forward)(&product, room));
     return 0;
 }
 
@@ -159,9 +158,7 @@ static int run_grad_weight(osw_call *call, osw_conv_job *job)
     char *sums = bytes ? osw_call_room(call, bytes) : NULL;
     if (bytes && !sums)
         return -1;
-    const osw_running running = osw_run_begin(call->name, job->products > OSW_GRAIN_PRODUCTS);
-    osw_conv_run(job, sums);
-    osw_run_end(running);
+    OSW_RUN(call->name, job->products > OSW_GRAIN_PRODUCTS, osw_conv_run(job, sums));
     return 0;
 }
 
@@ -215,13 +212,12 @@ OSW_ENTRY_OF(plain_conv_backward, true, (osw_conv_call){0}, .name = "conv2d_back
 OSW_ENTRY_COUNTS(conv_variants, calls, OSW_CONV_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_conv_methods[] = {
-    OSW_ENTRY_LINE(plain_conv,
-                   "plain_conv(input, weight, bias, stride, padding, dilation) -> output, or "
-                   "NotImplemented"),
     OSW_ENTRY_LINE(
-        plain_conv_backward,
-        "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, want_input, "
-        "want_weight, want_bias) -> gradients, or NotImplemented"),
+        plain_conv,
+        "plain_conv(input, weight, bias, stride, padding, dilation) -> output, or NotImplemented"),
+    OSW_ENTRY_LINE(plain_conv_backward,
+                   "plain_conv_backward(grad_output, input, weight, stride, padding, dilation, "
+                   "want_input, want_weight, want_bias) -> gradients, or NotImplemented"),
     OSW_ENTRY_COUNTS_LINE(conv_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -190,9 +190,8 @@ static int run(osw_call *call)
     char *room = osw_call_room(call, osw_depthwise_plan(job, call->backward, calls));
     if (!room)
         return -1;
-    const osw_running running = osw_run_begin(name, job->bytes > OSW_GRAIN_BYTES);
-    (call->backward ? osw_depthwise_backward : osw_depthwise_forward)(job, room);
-    osw_run_end(running);
+    OSW_RUN(name, job->bytes > OSW_GRAIN_BYTES,
+            (call->backward ? osw_depthwise_backward : osw_depthwise_forward)(job, room));
     return 0;
 }
 
@@ -244,9 +243,8 @@ PyMethodDef osw_depthwise_methods[] = {
     OSW_ENTRY_LINE(depthwise,
                    "depthwise(input, weight, bias, stride, padding, dilation) -> output"),
     OSW_ENTRY_LINE(depthwise_backward,
-                   "depthwise_backward(grad_output, input, weight, stride, "
-                   "padding, dilation, wants_input, wants_weight, wants_bias) -> "
-                   "the gradients"),
+                   "depthwise_backward(grad_output, input, weight, stride, padding, dilation, "
+                   "wants_input, wants_weight, wants_bias) -> the gradients"),
     OSW_ENTRY_LINE(plain_depthwise, "As depthwise, or NotImplemented if torch should run."),
     OSW_ENTRY_LINE(plain_depthwise_backward,
                    "As depthwise_backward, or NotImplemented if torch should run."),

@@ -131,10 +131,8 @@ OSW_ENTRY(draw_mask)
     if (!osw_expect("draw_mask", nargs, 4) || osw_float_arg(args[1], &keep) != 0 ||
         osw_int_arg("draw_mask", "count", args[2], 0, INT64_MAX - 7, &drawing.count) != 0)
         return NULL;
-    if (!(keep >= 0.0 && keep <= 1.0)) {
-        PyErr_Format(PyExc_ValueError, "draw_mask: expected a probability, got %R", args[1]);
-        return NULL;
-    }
+    if (!(keep >= 0.0 && keep <= 1.0))
+        return PyErr_Format(PyExc_ValueError, "draw_mask: expected a probability, got %R", args[1]);
     /* v * 2^-53 < keep, where a number of 53 bits and its product with 2^53 are exact. */
     const double limit = keep * 0x1p53;
     drawing.threshold = (uint64_t)limit + ((double)(uint64_t)limit < limit);
@@ -152,7 +150,7 @@ OSW_ENTRY(draw_mask)
 /* NULL if there is none for the dtype. */
 static osw_mask_fn *kernel_for(const osw_tensor *t)
 {
-    const osw_dtype dtype = osw_dtype_of_dlpack(t->dtype.code, t->dtype.bits, t->dtype.lanes);
+    const osw_dtype dtype = osw_dtype_of(t);
     return dtype == OSW_DTYPE_COUNT ? NULL : osw_dropout.apply[dtype];
 }
 
@@ -198,14 +196,10 @@ OSW_ENTRY(apply_mask)
         .apply = kernel_for(&input),
     };
     if (!job.apply) {
-        PyErr_Format(PyExc_NotImplementedError,
-                     "apply_mask: not implemented for dtype code %d, %d bit", (int)input.dtype.code,
-                     (int)input.dtype.bits);
+        osw_fail_dtype("apply_mask", &input);
         return NULL;
     }
-    const osw_running running = osw_run_begin("dropout", true);
-    osw_dropout_apply(&job);
-    osw_run_end(running);
+    OSW_RUN("dropout", true, osw_dropout_apply(&job));
     Py_RETURN_NONE;
 }
 

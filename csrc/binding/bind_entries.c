@@ -57,11 +57,10 @@ OSW_ENTRY(pack_entries)
             PyMem_Free(entries);
             entries = NULL;
         }
-    if (!entries) {
-        PyErr_SetString(PyExc_TypeError, "pack_entries: expected a tuple of entries, each a "
-                                         "dictionary, a text, and a tuple of one value or none");
-        return NULL;
-    }
+    if (!entries)
+        return PyErr_Format(PyExc_TypeError,
+                            "pack_entries: expected a tuple of entries, each a "
+                            "dictionary, a text, and a tuple of one value or none");
     PyObject *capsule = PyCapsule_New(entries, capsule_name, free_capsule);
     if (!capsule)
         PyMem_Free(entries);
@@ -79,10 +78,8 @@ OSW_ENTRY(entries_stand)
     const osw_entries *entries = nargs == 1 && PyCapsule_CheckExact(args[0])
                                      ? PyCapsule_GetPointer(args[0], capsule_name)
                                      : NULL;
-    if (!entries) {
-        PyErr_SetString(PyExc_TypeError, "entries_stand: expected packed entries");
-        return NULL;
-    }
+    if (!entries)
+        return PyErr_Format(PyExc_TypeError, "entries_stand: expected packed entries");
     for (Py_ssize_t i = 0; i < AHEAD && i < entries->count; i++)
         ask_for(&entries->entry[i]);
     for (Py_ssize_t i = 0; i < entries->count; i++) {
@@ -99,10 +96,11 @@ OSW_ENTRY(entries_stand)
 }
 
 PyMethodDef osw_entries_methods[] = {
-    OSW_ENTRY_LINE(pack_entries, "pack_entries(entries, /)\n--\n\n"
-                                 "Entries for `entries_stand`, while they live: (dictionary, name, "
-                                 "(value,)), or (dictionary, name, ()) if it has none."),
-    OSW_ENTRY_LINE(entries_stand, "entries_stand(packed, /)\n--\n\n"
-                                  "True if the dictionaries hold these objects still."),
+    OSW_ENTRY_LINE(pack_entries,
+                   "pack_entries(entries, /)\n--\n\nEntries for `entries_stand`, while they live: "
+                   "(dictionary, name, (value,)), or (dictionary, name, ()) if it has none."),
+    OSW_ENTRY_LINE(
+        entries_stand,
+        "entries_stand(packed, /)\n--\n\nTrue if the dictionaries hold these objects still."),
     {NULL, NULL, 0, NULL},
 };

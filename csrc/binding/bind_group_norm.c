@@ -43,9 +43,8 @@ static int run(osw_call *call)
     osw_norm_place(call, all, memory);
     job->statistics = (double *)call->tensors[STATISTICS].data;
     osw_norm_choose(all, call->backward, osw_norm_calls);
-    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
-    (call->backward ? osw_group_backward : osw_group_forward)(job, memory + vectors);
-    osw_run_end(running);
+    OSW_RUN(call->name, osw_norm_is_large(call),
+            (call->backward ? osw_group_backward : osw_group_forward)(job, memory + vectors));
     osw_norm_write_gradients(call, all->grad_weight, all->grad_bias);
     return 0;
 }
@@ -86,7 +85,7 @@ PyMethodDef osw_group_norm_methods[] = {
                    "the channels of a position are neighbours, and nothing lies between."),
     OSW_ENTRY_LINE(group_norm_backward,
                    "group_norm_backward(groups, eps, needed, grad_output, input, statistics, "
-                   "weight, bias) -> the gradients of input, weight and bias, None if not "
-                   "needed; NotImplemented as group_norm."),
+                   "weight, bias) -> the gradients of input, weight and bias, None if not needed; "
+                   "NotImplemented as group_norm."),
     {NULL, NULL, 0, NULL},
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* isa_available(), isa_current(), isa_limit(name), threads() */
-#include "binding/binding.h"
+#include "binding/number_arg.h"
 #include "chain/chain.h"
 #include "channels/channels.h"
 #include "conv/conv.h"
@@ -41,10 +41,8 @@ int osw_isa_start(void)
         osw_dropout_select,    osw_depthwise_select, osw_conv_select, osw_chain_select,
         osw_layer_norm_select, osw_pointwise_select};
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
-        if (osw_isa_register(families[i]) != 0) {
-            PyErr_SetString(PyExc_ImportError, "opswap: more families than core/isa has room for");
-            return -1;
-        }
+        if (osw_isa_register(families[i]) != 0)
+            return osw_raise(PyExc_ImportError, "opswap: more families than core/isa has room for");
     return 0;
 }
 
@@ -83,10 +81,8 @@ OSW_ENTRY_NO_ARGS(isa_current)
 static PyObject *isa_limit(PyObject *Py_UNUSED(module), PyObject *name)
 {
     const char *text = PyUnicode_Check(name) ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
-    if (!text) {
-        PyErr_Format(PyExc_TypeError, "isa.limit: expected a str, got %R", name);
-        return NULL;
-    }
+    if (!text)
+        return PyErr_Format(PyExc_TypeError, "isa.limit: expected a str, got %R", name);
     const osw_isa isa = parse_isa(text, "isa.limit");
     if (isa == OSW_ISA_COUNT)
         return NULL;

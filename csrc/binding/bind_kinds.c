@@ -67,10 +67,8 @@ static int fill_kinds(osw_kinds *kinds, PyObject *tensors)
 
 OSW_ENTRY(pack_kinds)
 {
-    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyBool_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "pack_kinds: expected a tuple of tensors and a bool");
-        return NULL;
-    }
+    if (nargs != 2 || !PyTuple_Check(args[0]) || !PyBool_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "pack_kinds: expected a tuple of tensors and a bool");
     osw_kinds *kinds = PyMem_Calloc(1, sizeof *kinds);
     if (!kinds)
         return PyErr_NoMemory();
@@ -101,10 +99,9 @@ OSW_ENTRY(are_as)
     const osw_kinds *kinds = nargs == 2 && PyTuple_Check(args[0]) && PyCapsule_CheckExact(args[1])
                                  ? PyCapsule_GetPointer(args[1], capsule_name)
                                  : NULL;
-    if (!kinds) {
-        PyErr_SetString(PyExc_TypeError, "are_as: expected a tuple of tensors and packed kinds");
-        return NULL;
-    }
+    if (!kinds)
+        return PyErr_Format(PyExc_TypeError,
+                            "are_as: expected a tuple of tensors and packed kinds");
     if (PyTuple_Size(args[0]) != kinds->count)
         Py_RETURN_FALSE;
     const int64_t *expected = kinds->numbers;
@@ -132,10 +129,8 @@ OSW_ENTRY(kind_of)
 {
     osw_tensor t;
     const long long most = nargs == 2 && PyLong_Check(args[1]) ? PyLong_AsLongLong(args[1]) : -1;
-    if (most < 0) {
-        PyErr_SetString(PyExc_TypeError, "kind_of: expected a tensor and a number");
-        return NULL;
-    }
+    if (most < 0)
+        return PyErr_Format(PyExc_TypeError, "kind_of: expected a tensor and a number");
     if (osw_tensor_arg(args[0], "kind_of", &t) != 0) {
         PyErr_Clear();
         Py_RETURN_NONE;
@@ -148,14 +143,14 @@ OSW_ENTRY(kind_of)
 }
 
 PyMethodDef osw_kinds_methods[] = {
-    OSW_ENTRY_LINE(pack_kinds, "pack_kinds(tensors, placed, /)\n--\n\n"
-                               "Dtypes, sizes and strides for `are_as`, if `placed` addresses too. "
-                               "Raises for what is not on the CPU, or has no memory of its own."),
-    OSW_ENTRY_LINE(are_as, "are_as(tensors, packed, /)\n--\n\n"
-                           "True if these tensors still are what `pack_kinds` has seen."),
-    OSW_ENTRY_LINE(kind_of,
-                   "kind_of(tensor, most, /)\n--\n\n"
-                   "Dtype, sizes and strides as bytes; None for what is not on the CPU, has "
-                   "no memory of its own, or more elements than `most`."),
+    OSW_ENTRY_LINE(
+        pack_kinds,
+        "pack_kinds(tensors, placed, /)\n--\n\nDtypes, sizes and strides for `are_as`, if `placed` "
+        "addresses too. Raises for what is not on the CPU, or has no memory of its own."),
+    OSW_ENTRY_LINE(are_as, "are_as(tensors, packed, /)\n--\n\nTrue if these tensors still are what "
+                           "`pack_kinds` has seen."),
+    OSW_ENTRY_LINE(
+        kind_of, "kind_of(tensor, most, /)\n--\n\nDtype, sizes and strides as bytes; None for what "
+                 "is not on the CPU, has no memory of its own, or more elements than `most`."),
     {NULL, NULL, 0, NULL},
 };

@@ -69,9 +69,8 @@ static int run(osw_call *call)
     char *scratch = osw_call_room(call, osw_layer_norm_plan(job, call->backward, calls));
     if (!scratch)
         return -1;
-    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
-    (call->backward ? osw_layer_norm_backward : osw_layer_norm_forward)(job, scratch);
-    osw_run_end(running);
+    OSW_RUN(call->name, osw_norm_is_large(call),
+            (call->backward ? osw_layer_norm_backward : osw_layer_norm_forward)(job, scratch));
     osw_norm_write_gradients(call, job->grad_weight, job->grad_bias);
     return 0;
 }
@@ -113,15 +112,14 @@ OSW_ENTRY_OF(layer_norm_backward, false, (osw_layer_norm_job){0}, .name = "layer
 OSW_ENTRY_COUNTS(layer_norm_variants, calls, OSW_LAYER_NORM_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_layer_norm_methods[] = {
-    OSW_ENTRY_LINE(layer_norm,
-                   "layer_norm(eps, input, weight, bias) -> the output and the statistics (*, 2): "
-                   "means and inverse deviations in float64. NotImplemented unless the input is "
-                   "dense."),
     OSW_ENTRY_LINE(
-        layer_norm_backward,
-        "layer_norm_backward(eps, needed, grad_output, input, statistics, weight, bias) -> "
-        "the gradients of input, weight and bias, None where not needed; NotImplemented "
-        "as layer_norm."),
+        layer_norm,
+        "layer_norm(eps, input, weight, bias) -> the output and the statistics (*, 2): means and "
+        "inverse deviations in float64. NotImplemented unless the input is dense."),
+    OSW_ENTRY_LINE(layer_norm_backward,
+                   "layer_norm_backward(eps, needed, grad_output, input, statistics, weight, bias) "
+                   "-> the gradients of input, weight and bias, None where not needed; "
+                   "NotImplemented as layer_norm."),
     OSW_ENTRY_COUNTS_LINE(layer_norm_variants),
     {NULL, NULL, 0, NULL},
 };

@@ -14,13 +14,10 @@ static uint64_t calls[OSW_LINEAR_COUNT];
 
 int osw_layer_run_linear(osw_call *call, osw_linear_job *job)
 {
-    const size_t bytes = osw_linear_plan(job, calls);
-    char *parts = bytes ? osw_call_room(call, bytes) : NULL;
-    if (bytes && !parts)
+    char *parts = osw_call_room(call, osw_linear_plan(job, calls));
+    if (!parts)
         return -1;
-    const osw_running running = osw_run_begin(call->name, job->cost > OSW_GRAIN_PRODUCTS);
-    osw_linear_run(job, parts);
-    osw_run_end(running);
+    OSW_RUN(call->name, job->cost > OSW_GRAIN_PRODUCTS, osw_linear_run(job, parts));
     return 0;
 }
 
@@ -39,11 +36,9 @@ static int read_sections(osw_call *call)
         return -1;
     if (object == Py_None)
         return 0;
-    if (!PyTuple_Check(object)) {
-        PyErr_Format(PyExc_TypeError, "%s: sections must be None or a tuple of ints, got %R",
-                     call->name, object);
-        return -1;
-    }
+    if (!PyTuple_Check(object))
+        return osw_raise(PyExc_TypeError, "%s: sections must be None or a tuple of ints, got %R",
+                         call->name, object);
     grouped->sections = PyTuple_Size(object);
     int64_t *first = osw_call_room(call, (size_t)(grouped->sections + 1) * sizeof *first);
     if (!first)
@@ -143,12 +138,10 @@ static int check(osw_call *call)
         return osw_fail(call->name, "expected an input (N, groups, in_features) and a weight with "
                                     "elements");
     l->rows = x->size[0], l->groups = x->size[1], l->in_features = x->size[2];
-    if (listed && grouped->sections != l->groups) {
-        PyErr_Format(PyExc_TypeError,
-                     "%s: sections must be None or a tuple of %lld ints, got %zd of them",
-                     call->name, (long long)l->groups, grouped->sections);
-        return -1;
-    }
+    if (listed && grouped->sections != l->groups)
+        return osw_raise(PyExc_TypeError,
+                         "%s: sections must be None or a tuple of %lld ints, got %zd of them",
+                         call->name, (long long)l->groups, grouped->sections);
     if (check_dtypes(call, &grouped->job) != 0 || check_sizes(call, l, listed) != 0 ||
         (listed ? fill_listed : fill_equal)(call, grouped, w->numel / l->in_features) != 0)
         return -1;
@@ -205,15 +198,13 @@ OSW_ENTRY_COUNTS(linear_variants, calls, OSW_LINEAR_VARIANTS(OSW_VARIANT_2))
 
 PyMethodDef osw_linear_methods[] = {
     OSW_ENTRY_LINE(grouped_linear, "grouped_linear(input, weight, bias, sections)"),
-    OSW_ENTRY_LINE(grouped_linear_backward,
-                   "grouped_linear_backward(grad_output, input, weight, sections, wants_input, "
-                   "wants_weight, wants_bias)"),
+    OSW_ENTRY_LINE(grouped_linear_backward, "grouped_linear_backward(grad_output, input, weight, "
+                                            "sections, wants_input, wants_weight, wants_bias)"),
     OSW_ENTRY_LINE(plain_grouped_linear,
-                   "As grouped_linear, or NotImplemented if the caller has to look more "
-                   "closely."),
-    OSW_ENTRY_LINE(plain_grouped_linear_backward,
-                   "As grouped_linear_backward, or NotImplemented if the caller has to look "
-                   "more closely."),
+                   "As grouped_linear, or NotImplemented if the caller has to look more closely."),
+    OSW_ENTRY_LINE(
+        plain_grouped_linear_backward,
+        "As grouped_linear_backward, or NotImplemented if the caller has to look more closely."),
     OSW_ENTRY_NO_ARGS_LINE(
         linear_leads,
         "Whether products that torch computes as well go to the kernels of the tier in use."),

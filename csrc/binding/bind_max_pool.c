@@ -137,9 +137,8 @@ static int write_indices(osw_call *call)
     }
     osw_pool_indices work = {pool, pool->output, distance, form == FORM_pixels};
     const int64_t bytes = indices->numel * indices->itemsize;
-    const osw_running running = osw_run_begin(call->name, bytes > OSW_GRAIN_BYTES);
-    osw_pool_run_indices(&work, osw_pool_units_of(pool_call, form), bytes);
-    osw_run_end(running);
+    OSW_RUN(call->name, bytes > OSW_GRAIN_BYTES,
+            osw_pool_run_indices(&work, osw_pool_units_of(pool_call, form), bytes));
     return 0;
 }
 
@@ -155,23 +154,18 @@ OSW_POOL_ENTRY(max_pool_indices, false, OP_max, .name = "max_pool_indices", .arg
 OSW_ENTRY_COUNTS(pool_variants, osw_pool_calls, OSW_POOL_VARIANTS(OSW_VARIANT_3))
 
 PyMethodDef osw_max_pool_methods[] = {
-    OSW_ENTRY_LINE(max_pool,
-                   "max_pool(input, kernel, stride, padding, dilation, ceil_mode, channel_step, "
-                   "with_offsets) -> "
-                   "(output, offsets or None); NotImplemented if the input must be dense first"),
     OSW_ENTRY_LINE(
-        plain_max_pool,
-        "plain_max_pool(volumes, input, kernel_size, stride, padding, dilation, ceil_mode, trains) "
-        "-> "
-        "output; if it trains (output, offsets, ((kernel, stride, padding, dilation, ceil_mode), "
-        "channel step, input size, memory format)); NotImplemented if the call is not an "
-        "ordinary "
-        "one"),
-    OSW_ENTRY_LINE(
-        max_pool_backward,
-        "max_pool_backward(grad_output, offsets, input_size, kernel, stride, padding, dilation, "
-        "channel_step, channels_last) -> grad_input; NotImplemented if a tensor must be dense "
-        "first"),
+        max_pool,
+        "max_pool(input, kernel, stride, padding, dilation, ceil_mode, channel_step, with_offsets) "
+        "-> (output, offsets or None); NotImplemented if the input must be dense first"),
+    OSW_ENTRY_LINE(plain_max_pool,
+                   "plain_max_pool(volumes, input, kernel_size, stride, padding, dilation, "
+                   "ceil_mode, trains) -> output; if it trains (output, offsets, ((kernel, stride, "
+                   "padding, dilation, ceil_mode), channel step, input size, memory format)); "
+                   "NotImplemented if the call is not an ordinary one"),
+    OSW_ENTRY_LINE(max_pool_backward, "max_pool_backward(grad_output, offsets, input_size, kernel, "
+                                      "stride, padding, dilation, channel_step, channels_last) -> "
+                                      "grad_input; NotImplemented if a tensor must be dense first"),
     OSW_ENTRY_LINE(plain_max_pool_backward, "plain_max_pool_backward(*described, offsets, "
                                             "grad_output) -> grad_input, or NotImplemented"),
     OSW_ENTRY_LINE(

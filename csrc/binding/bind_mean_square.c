@@ -60,10 +60,10 @@ static int run(osw_call *call)
     if (!memory)
         return -1;
     osw_mean_square_choose(job, call->backward, osw_norm_calls);
-    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
-    const bool written =
-        (call->backward ? osw_mean_square_backward : osw_mean_square_forward)(job, memory);
-    osw_run_end(running);
+    bool written;
+    OSW_RUN(call->name, osw_norm_is_large(call),
+            written =
+                (call->backward ? osw_mean_square_backward : osw_mean_square_forward)(job, memory));
     return written ? 0 : -1;
 }
 

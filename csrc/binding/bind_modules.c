@@ -10,7 +10,7 @@
  * user runs meanwhile. Nearly all of the time is spent on waiting for memory, since kernels have
  * run between two comparisons: packed, the seals lie in one line, and the parts of a module are
  * asked for while those before it are compared. */
-#include "binding/binding.h"
+#include "binding/number_arg.h"
 
 #include <stdbool.h>
 #include <string.h>
@@ -172,10 +172,8 @@ static Py_ssize_t count_words(PyObject *seals)
                 words_of(kind, PyTuple_GetItem(PyTuple_GetItem(seal, VALUES), k));
             more = one < 0 ? -1 : more + one;
         }
-        if (more < 0) {
-            PyErr_SetString(PyExc_TypeError, "pack_seals: a seal does not have the parts of one");
-            return -1;
-        }
+        if (more < 0)
+            return osw_raise(PyExc_TypeError, "pack_seals: a seal does not have the parts of one");
         words += more;
     }
     return words;
@@ -201,10 +199,8 @@ static int fill_seals(osw_seals *seals, PyObject *given)
 
 OSW_ENTRY(pack_seals)
 {
-    if (nargs != 1 || !PyTuple_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "pack_seals: expected a tuple of seals");
-        return NULL;
-    }
+    if (nargs != 1 || !PyTuple_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "pack_seals: expected a tuple of seals");
     const Py_ssize_t words = count_words(args[0]);
     osw_seals *seals = words < 0 ? NULL : PyMem_Calloc(1, sizeof *seals);
     if (!seals)
@@ -317,10 +313,9 @@ OSW_ENTRY(unaltered)
     osw_seals *seals = nargs == 2 && PyTuple_Check(args[0]) && PyCapsule_CheckExact(args[1])
                            ? PyCapsule_GetPointer(args[1], capsule_name)
                            : NULL;
-    if (!seals) {
-        PyErr_SetString(PyExc_TypeError, "unaltered: expected a tuple of modules and packed seals");
-        return NULL;
-    }
+    if (!seals)
+        return PyErr_Format(PyExc_TypeError,
+                            "unaltered: expected a tuple of modules and packed seals");
     const Py_ssize_t given = PyTuple_Size(args[0]);
     if (given > seals->count)
         Py_RETURN_FALSE;
@@ -343,11 +338,11 @@ OSW_ENTRY(unaltered)
 }
 
 PyMethodDef osw_modules_methods[] = {
-    OSW_ENTRY_LINE(pack_seals, "pack_seals(seals, /)\n--\n\n"
-                               "Seals for `unaltered`, while they live."),
-    OSW_ENTRY_LINE(unaltered,
-                   "unaltered(modules, packed, /)\n--\n\n"
-                   "True if every module, and the modules below it of the seals that follow, "
-                   "still hold the objects that their seals list."),
+    OSW_ENTRY_LINE(pack_seals,
+                   "pack_seals(seals, /)\n--\n\nSeals for `unaltered`, while they live."),
+    OSW_ENTRY_LINE(
+        unaltered,
+        "unaltered(modules, packed, /)\n--\n\nTrue if every module, and the modules below it of "
+        "the seals that follow, still hold the objects that their seals list."),
     {NULL, NULL, 0, NULL},
 };

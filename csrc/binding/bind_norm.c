@@ -38,19 +38,13 @@ static int run(osw_call *call)
         return write_zeros(call);
     if (!osw_norm_choose_form(call, job))
         return -1;
-    const int64_t scratch = osw_norm_prepare(job);
-    const int64_t vectors = (2 + OSW_NORM_VECTORS) * job->norm.channels;
-    double *memory = osw_call_room(call, (size_t)(scratch + vectors) * sizeof *memory);
-    if (!memory)
+    double *scratch = osw_norm_begin(call, job);
+    if (!scratch)
         return -1;
-    osw_norm_place_all(call, job, memory);
     osw_norm_choose(job, call->backward, osw_norm_calls);
-    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
-    (call->backward ? osw_norm_backward : osw_norm_forward)(job, memory + vectors);
-    osw_run_end(running);
-    osw_norm_write_gradients(call, job->grad_weight, job->grad_bias);
-    if (!call->backward && job->training && job->moves && call->objects[RUNNING_MEAN])
-        osw_norm_move_running(call, job, memory);
+    OSW_RUN(call->name, osw_norm_is_large(call),
+            (call->backward ? osw_norm_backward : osw_norm_forward)(job, scratch));
+    osw_norm_end(call, job, scratch);
     return 0;
 }
 
@@ -62,11 +56,10 @@ static int read_forward(osw_call *call)
     osw_norm_call *norm = call->job;
     PyObject *const *args = call->args;
     const long result = PyLong_AsLong(args[F_RESULT]);
-    if (result < 0 || result >= RESULT_COUNT) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "%s: unknown result %ld", call->name, result);
-        return -1;
-    }
+    if (result < 0 || result >= RESULT_COUNT)
+        return PyErr_Occurred()
+                   ? -1
+                   : osw_raise(PyExc_ValueError, "%s: unknown result %ld", call->name, result);
     if (osw_norm_read_options(call, &norm->job, args[F_TRAINING], args[F_EPS],
                               args[F_ACTIVATION]) != 0)
         return -1;
@@ -97,33 +90,17 @@ static int check_forward(osw_call *call)
     return -1;
 }
 
-/* Torch's is_contiguous for channels_last, of elements: dimensions of size 1 have any stride. */
-static bool is_channels_last(const osw_tensor *t)
-{
-    int64_t step = 1;
-    if (t->ndim < 4 || t->ndim > 5 || t->numel == 0)
-        return false;
-    /* Channels, then space from the last dimension, then the batch. */
-    for (int n = 0; n < t->ndim; n++) {
-        const int i = n == 0 ? 1 : n == t->ndim - 1 ? 0 : t->ndim - n;
-        if (t->size[i] > 1 && t->stride[i] != step)
-            return false;
-        step *= t->size[i];
-    }
-    return true;
-}
-
 /* The memory format of the output: batch_norm_format of ops/_layout.py. */
 static bool gives_channels_last(const osw_tensor *x)
 {
-    return !osw_is_dense(x, 0) && (is_channels_last(x) || osw_suggests_channels_last(x));
+    return !osw_is_dense(x, 0) && (osw_is_channels_last(x) || osw_suggests_channels_last(x));
 }
 
 /* The memory format of the gradient of x: batch_norm_gradient_format of ops/_layout.py. */
 static bool gradient_is_channels_last(const osw_tensor *grad, const osw_tensor *x)
 {
     const bool suggested = osw_suggests_channels_last(x);
-    const bool fits = osw_is_dense(grad, 0) || is_channels_last(grad);
+    const bool fits = osw_is_dense(grad, 0) || osw_is_channels_last(grad);
     return fits && osw_suggests_channels_last(grad) == suggested ? gives_channels_last(x)
                                                                  : suggested;
 }
@@ -196,9 +173,8 @@ PyMethodDef osw_norm_methods[] = {
         batch_norm,
         "batch_norm(training, momentum, eps, activation, input, running_mean, running_var, weight, "
         "bias, result, graph) -> result 0: a new output, 1: the input, overwritten, 2: a new "
-        "output "
-        "and the statistics; 0 and 1 are for plain tensors. False if a graph is wanted and a "
-        "tensor requires a gradient; NotImplemented if a tensor is not plain or must be dense "
+        "output and the statistics; 0 and 1 are for plain tensors. False if a graph is wanted and "
+        "a tensor requires a gradient; NotImplemented if a tensor is not plain or must be dense "
         "first. Momentum None, with result 2, leaves running statistics alone."),
     OSW_ENTRY_LINE(
         batch_norm_backward,

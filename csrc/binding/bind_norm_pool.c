@@ -156,19 +156,13 @@ static int run(osw_call *call)
 {
     osw_norm_pool_job *job = &((osw_norm_pool_call *)call->job)->job;
     osw_norm_job *norm = &job->norm;
-    const int64_t scratch = osw_norm_prepare(norm);
-    const int64_t vectors = (2 + OSW_NORM_VECTORS) * norm->norm.channels;
-    double *memory = osw_call_room(call, (size_t)(scratch + vectors) * sizeof *memory);
-    if (!memory)
+    double *scratch = osw_norm_begin(call, norm);
+    if (!scratch)
         return -1;
-    osw_norm_place_all(call, norm, memory);
     osw_norm_pool_choose(job, call->backward, osw_norm_calls, osw_pool_calls);
-    const osw_running running = osw_run_begin(call->name, osw_norm_is_large(call));
-    (call->backward ? osw_norm_pool_backward : osw_norm_pool_forward)(job, memory + vectors);
-    osw_run_end(running);
-    osw_norm_write_gradients(call, norm->grad_weight, norm->grad_bias);
-    if (!call->backward && norm->training && call->objects[RUNNING_MEAN])
-        osw_norm_move_running(call, norm, memory);
+    OSW_RUN(call->name, osw_norm_is_large(call),
+            (call->backward ? osw_norm_pool_backward : osw_norm_pool_forward)(job, scratch));
+    osw_norm_end(call, norm, scratch);
     return 0;
 }
 
@@ -191,21 +185,11 @@ static PyObject *give_forward(const osw_call *call)
                   : NULL;
 }
 
-OSW_ENTRY(plain_batch_norm_max_pool)
-{
-    static const osw_entry entry = {
-        .called = "plain_batch_norm_max_pool",
-        .name = "batch_norm_max_pool",
-        .roles = roles,
-        .arguments = F_COUNT,
-        .numbers = read_forward,
-        OSW_READS(F_INPUT, 1, INPUT, RUNNING_MEAN, RUNNING_VAR, WEIGHT, BIAS),
-        OSW_STEPS(check_forward, make_forward, run),
-        .give = give_forward,
-    };
-    return osw_enter_wide(&entry, true, &(osw_norm_pool_call){.trains = false}, ALL_ROLES, args,
-                          nargs);
-}
+OSW_ENTRY_OF(plain_batch_norm_max_pool, true, (osw_norm_pool_call){.trains = false},
+             .name = "batch_norm_max_pool", .roles = roles, .role_count = ALL_ROLES,
+             .arguments = F_COUNT, .numbers = read_forward,
+             OSW_READS(F_INPUT, 1, INPUT, RUNNING_MEAN, RUNNING_VAR, WEIGHT, BIAS),
+             OSW_STEPS(check_forward, make_forward, run), .give = give_forward)
 
 /* --- backward --------------------------------------------------------------------------------- */
 
@@ -264,23 +248,11 @@ static int make_gradients(osw_call *call)
     return 0;
 }
 
-OSW_ENTRY(plain_batch_norm_max_pool_backward)
-{
-    static const osw_entry entry = {
-        .called = "plain_batch_norm_max_pool_backward",
-        .name = "batch_norm_max_pool_backward",
-        .roles = roles,
-        .arguments = B_COUNT,
-        .backward = true,
-        .numbers = read_backward,
-        OSW_READS(B_TENSORS, 4, GRAD_POOLED, OFFSETS, INPUT, STATISTICS, WEIGHT, BIAS),
-        OSW_STEPS(check_backward, make_gradients, run),
-        .result = GRAD_INPUT,
-        .results = 3,
-    };
-    return osw_enter_wide(&entry, true, &(osw_norm_pool_call){.trains = true}, ALL_ROLES, args,
-                          nargs);
-}
+OSW_ENTRY_OF(plain_batch_norm_max_pool_backward, true, (osw_norm_pool_call){.trains = true},
+             .name = "batch_norm_max_pool_backward", .roles = roles, .role_count = ALL_ROLES,
+             .arguments = B_COUNT, .backward = true, .numbers = read_backward,
+             OSW_READS(B_TENSORS, 4, GRAD_POOLED, OFFSETS, INPUT, STATISTICS, WEIGHT, BIAS),
+             OSW_STEPS(check_backward, make_gradients, run), .result = GRAD_INPUT, .results = 3)
 
 PyMethodDef osw_norm_pool_methods[] = {
     OSW_ENTRY_LINE(

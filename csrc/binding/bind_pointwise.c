@@ -215,13 +215,10 @@ static int make_gradients(osw_call *call)
 
 static int run_planes(osw_call *call, osw_pointwise_job *job)
 {
-    const size_t bytes = osw_pointwise_plan(job, calls);
-    char *parts = bytes ? osw_call_room(call, bytes) : NULL;
-    if (bytes && !parts)
+    char *parts = osw_call_room(call, osw_pointwise_plan(job, calls));
+    if (!parts)
         return -1;
-    const osw_running running = osw_run_begin(call->name, job->cost > OSW_GRAIN_PRODUCTS);
-    osw_pointwise_run(job, parts);
-    osw_run_end(running);
+    OSW_RUN(call->name, job->cost > OSW_GRAIN_PRODUCTS, osw_pointwise_run(job, parts));
     return 0;
 }
 

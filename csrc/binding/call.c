@@ -161,10 +161,8 @@ static PyObject *record(const char *function, PyObject *const *args, Py_ssize_t 
 
 OSW_ENTRY(record_calls)
 {
-    if (nargs != 1 || !(args[0] == Py_None || PyList_Check(args[0]))) {
-        PyErr_SetString(PyExc_TypeError, "record_calls: expected a list or None");
-        return NULL;
-    }
+    if (nargs != 1 || !(args[0] == Py_None || PyList_Check(args[0])))
+        return PyErr_Format(PyExc_TypeError, "record_calls: expected a list or None");
     PyObject *former = tape;
     tape = args[0] == Py_None ? NULL : Py_NewRef(args[0]);
     Py_XDECREF(former);
@@ -178,9 +176,8 @@ OSW_ENTRY_NO_ARGS(recording)
 
 PyMethodDef osw_call_methods[] = {
     OSW_ENTRY_LINE(record_calls,
-                   "record_calls(list, /)\n--\n\n"
-                   "Add (function, arguments, result) of every call of this thread that makes "
-                   "tensors to the list, until it is called with None."),
+                   "record_calls(list, /)\n--\n\nAdd (function, arguments, result) of every call "
+                   "of this thread that makes tensors to the list, until it is called with None."),
     OSW_ENTRY_NO_ARGS_LINE(recording, "Whether this thread records calls."),
     {NULL, NULL, 0, NULL},
 };

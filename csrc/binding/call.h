@@ -51,6 +51,7 @@ typedef struct osw_entry {
     const char *called; /* its name in the module, for record_calls; NULL: it is not recorded */
     const char *name;
     const char *const *roles;
+    int role_count; /* if there are more than OSW_MAX_ROLES */
     int arguments;
     bool backward;              /* for call->backward */
     osw_step *numbers;          /* reads all that is not a tensor; NULL: nothing */
@@ -76,7 +77,7 @@ PyObject *osw_enter_wide(const osw_entry *entry, bool plain, void *job, Py_ssize
     OSW_ENTRY(function)                                                                            \
     {                                                                                              \
         static const osw_entry entry = {.called = #function, __VA_ARGS__};                         \
-        return osw_enter(&entry, plain, &job, args, nargs);                                        \
+        return osw_enter_wide(&entry, plain, &job, entry.role_count, args, nargs);                 \
     }
 
 /* The same function, and plain_`function`. */
@@ -128,5 +129,13 @@ typedef struct osw_running {
 
 osw_running osw_run_begin(const char *name, bool much);
 void osw_run_end(osw_running running);
+
+/* Both around a statement, which calls the kernels. */
+#define OSW_RUN(name, much, ...)                                                                   \
+    do {                                                                                           \
+        const osw_running running = osw_run_begin(name, much);                                     \
+        __VA_ARGS__;                                                                               \
+        osw_run_end(running);                                                                      \
+    } while (0)
 
 #endif

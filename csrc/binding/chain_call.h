@@ -74,4 +74,12 @@ void osw_chain_place_statistics(osw_chain_call *c, double *statistics);
 PyObject *osw_chain_enter(const osw_entry *entry, bool folded, PyObject *const *args,
                           Py_ssize_t nargs);
 
+/* Defines a function of chains by what its entry says behind the options. */
+#define OSW_CHAIN_ENTRY(function, folded, ...)                                                     \
+    OSW_ENTRY(function)                                                                            \
+    {                                                                                              \
+        static const osw_entry entry = {.numbers = osw_chain_read_options, __VA_ARGS__};           \
+        return osw_chain_enter(&entry, folded, args, nargs);                                       \
+    }
+
 #endif

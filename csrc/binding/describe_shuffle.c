@@ -72,11 +72,10 @@ static PyObject *output_sizes(PyObject *sections, int64_t channels)
 
 OSW_ENTRY(describe_shuffle)
 {
-    if (nargs != 4) {
-        PyErr_SetString(PyExc_TypeError, "describe_shuffle: expected (tensors, groups, sections, "
-                                         "inverse)");
-        return NULL;
-    }
+    if (nargs != 4)
+        return PyErr_Format(PyExc_TypeError,
+                            "describe_shuffle: expected (tensors, groups, sections, "
+                            "inverse)");
     osw_row row;
     int64_t groups = positive(args[1]);
     if (!PyTuple_CheckExact(args[0]) || !groups || !read_row(args[0], &row) ||
@@ -97,7 +96,6 @@ PyMethodDef osw_shuffle_methods[] = {
     OSW_ENTRY_LINE(
         describe_shuffle,
         "describe_shuffle(tensors, groups, sections, inverse) -> (groups of the permutation, "
-        "channels "
-        "of every output, memory format), or None if the call is not an ordinary one"),
+        "channels of every output, memory format), or None if the call is not an ordinary one"),
     {NULL, NULL, 0, NULL},
 };

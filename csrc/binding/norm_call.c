@@ -30,17 +30,16 @@ int osw_norm_expect_needed(const osw_call *call, PyObject *needed)
 {
     if (PyTuple_Check(needed) && PyTuple_Size(needed) == 3)
         return 0;
-    PyErr_Format(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call->name, needed);
-    return -1;
+    return osw_raise(PyExc_TypeError, "%s: expected a tuple of 3 bools, got %R", call->name,
+                     needed);
 }
 
 int osw_norm_read_options(const osw_call *call, osw_norm_job *job, PyObject *training,
                           PyObject *eps, PyObject *activation)
 {
-    if (!PyBool_Check(training)) {
-        PyErr_Format(PyExc_TypeError, "%s: training must be bool, got %R", call->name, training);
-        return -1;
-    }
+    if (!PyBool_Check(training))
+        return osw_raise(PyExc_TypeError, "%s: training must be bool, got %R", call->name,
+                         training);
     if (osw_activation_arg(activation, call->name, &job->norm.activation) != 0)
         return -1;
     job->training = training == Py_True;
@@ -126,11 +125,9 @@ int osw_norm_check_given(const osw_call *call, const osw_norm_job *job)
         for (osw_norm_role role = RUNNING_MEAN; role <= RUNNING_VAR; role++)
             if (!call->objects[role])
                 return osw_norm_fail(call, role, "must be defined in evaluation mode", 0);
-        if (job->eps < 0) {
-            PyErr_Format(PyExc_ValueError, "%s: eps must not be negative", call->name);
-            return -1;
-        }
-        return 0;
+        return job->eps < 0
+                   ? osw_raise(PyExc_ValueError, "%s: eps must not be negative", call->name)
+                   : 0;
     }
     if (x->numel / channels == 1)
         return osw_norm_fail(call, INPUT, "must have more than 1 value per channel when training",
@@ -138,11 +135,9 @@ int osw_norm_check_given(const osw_call *call, const osw_norm_job *job)
     if (!call->objects[RUNNING_MEAN] != !call->objects[RUNNING_VAR])
         return osw_norm_fail(call, RUNNING_MEAN, "and running_var must both be given or neither",
                              call->objects[RUNNING_MEAN] != NULL);
-    if (!(job->eps > 0)) {
-        PyErr_Format(PyExc_ValueError, "%s: eps must be positive during training", call->name);
-        return -1;
-    }
-    return 0;
+    return job->eps > 0 ? 0
+                        : osw_raise(PyExc_ValueError, "%s: eps must be positive during training",
+                                    call->name);
 }
 
 int osw_norm_check(const osw_call *call, osw_norm_job *job)
@@ -269,10 +264,14 @@ void osw_norm_place(const osw_call *call, osw_norm_job *job, double *memory)
     job->grad_bias = v.grad_bias;
 }
 
-void osw_norm_place_all(const osw_call *call, osw_norm_job *job, double *memory)
+double *osw_norm_begin(osw_call *call, osw_norm_job *job)
 {
-    const int64_t channels = job->norm.channels;
+    const int64_t channels = job->norm.channels, vectors = (2 + OSW_NORM_VECTORS) * channels;
+    const int64_t scratch = osw_norm_prepare(job);
     const bool given = call->objects[STATISTICS];
+    double *memory = osw_call_room(call, (size_t)(vectors + scratch) * sizeof *memory);
+    if (!memory)
+        return NULL;
     job->mean = given ? (double *)call->tensors[STATISTICS].data : memory;
     job->var = given ? job->mean + channels : memory + channels;
     if (!call->backward && !job->training) {
@@ -280,21 +279,27 @@ void osw_norm_place_all(const osw_call *call, osw_norm_job *job, double *memory)
         osw_norm_read(call, RUNNING_VAR, job->var);
     }
     osw_norm_place(call, job, memory + 2 * channels);
-}
-
-void osw_norm_move_running(const osw_call *call, const osw_norm_job *job, double *memory)
-{
-    double *mean = osw_norm_read(call, RUNNING_MEAN, memory + 2 * job->norm.channels);
-    double *var = osw_norm_read(call, RUNNING_VAR, memory + 3 * job->norm.channels);
-    osw_norm_move(job, mean, var);
-    osw_norm_write(call, RUNNING_MEAN, mean);
-    osw_norm_write(call, RUNNING_VAR, var);
+    return memory + vectors;
 }
 
 void osw_norm_write_gradients(const osw_call *call, const double *weight, const double *bias)
 {
     osw_norm_write(call, GRAD_WEIGHT, weight);
     osw_norm_write(call, GRAD_BIAS, bias);
+}
+
+void osw_norm_end(const osw_call *call, const osw_norm_job *job, double *scratch)
+{
+    osw_norm_write_gradients(call, job->grad_weight, job->grad_bias);
+    if (call->backward || !job->training || !job->moves || !call->objects[RUNNING_MEAN])
+        return;
+    /* That of the gradients, of which a forward has none. */
+    double *room = scratch - 2 * job->norm.channels;
+    double *mean = osw_norm_read(call, RUNNING_MEAN, room);
+    double *var = osw_norm_read(call, RUNNING_VAR, room + job->norm.channels);
+    osw_norm_move(job, mean, var);
+    osw_norm_write(call, RUNNING_MEAN, mean);
+    osw_norm_write(call, RUNNING_VAR, var);
 }
 
 int osw_norm_make_like(osw_call *call, int role, int made, bool channels_last)

@@ -87,12 +87,13 @@ osw_norm_vectors osw_norm_read_vectors(const osw_call *call, int64_t channels, d
 /* The same, into the job. */
 void osw_norm_place(const osw_call *call, osw_norm_job *job, double *memory);
 
-/* The same, behind room for mean and var, which are the statistics of the call if it has some. */
-void osw_norm_place_all(const osw_call *call, osw_norm_job *job, double *memory);
+/* Prepare a run: the same, and mean and var, which are the statistics of the call if it has some.
+ * Returns the scratch of the run, NULL with MemoryError. */
+double *osw_norm_begin(osw_call *call, osw_norm_job *job);
 
-/* The running statistics, by what a forward in training has found. `memory`: as it was placed;
- * free but for mean and var. */
-void osw_norm_move_running(const osw_call *call, const osw_norm_job *job, double *memory);
+/* Behind the run: write the gradients that were made, and the running statistics by what a forward
+ * in training has found. scratch: of osw_norm_begin. */
+void osw_norm_end(const osw_call *call, const osw_norm_job *job, double *scratch);
 
 /* Write the gradients that were made. */
 void osw_norm_write_gradients(const osw_call *call, const double *weight, const double *bias);

@@ -1,6 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 #include "binding/number_arg.h"
 
+#include <stdarg.h>
+
+int osw_raise(PyObject *kind, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    PyErr_FormatV(kind, format, values);
+    va_end(values);
+    return -1;
+}
+
 bool osw_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted)
 {
     if (nargs == wanted)
@@ -20,9 +31,8 @@ static int read_int(const char *name, const char *what, PyObject *object, PyObje
     if (!failed && *value >= low && *value <= high)
         return 0;
     PyErr_Clear();
-    PyErr_Format(PyExc_RuntimeError, "%s: %s must be from %lld to %lld, got %R", name, what,
-                 (long long)low, (long long)high, quoted);
-    return -1;
+    return osw_raise(PyExc_RuntimeError, "%s: %s must be from %lld to %lld, got %R", name, what,
+                     (long long)low, (long long)high, quoted);
 }
 
 int osw_int_arg(const char *name, const char *what, PyObject *object, int64_t low, int64_t high,
@@ -34,11 +44,9 @@ int osw_int_arg(const char *name, const char *what, PyObject *object, int64_t lo
 int osw_ints_arg(const char *name, const char *what, PyObject *tuple, int count, int64_t low,
                  int64_t high, int64_t *values)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
-        PyErr_Format(PyExc_TypeError, "%s: %s must be a tuple of %d ints, got %R", name, what,
-                     count, tuple);
-        return -1;
-    }
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count)
+        return osw_raise(PyExc_TypeError, "%s: %s must be a tuple of %d ints, got %R", name, what,
+                         count, tuple);
     for (int i = 0; i < count; i++)
         if (read_int(name, what, PyTuple_GetItem(tuple, i), tuple, low, high, &values[i]) != 0)
             return -1;

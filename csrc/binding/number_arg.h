@@ -11,6 +11,9 @@
 
 #include <stdbool.h>
 
+/* Sets an exception, as PyErr_Format does. Returns -1. */
+int osw_raise(PyObject *kind, const char *format, ...);
+
 /* That a function of this name got as many arguments as it needs; false with a TypeError. */
 bool osw_expect(const char *name, Py_ssize_t nargs, Py_ssize_t wanted);
 

@@ -234,8 +234,6 @@ int osw_pool_execute(osw_call *call)
         .bytes = (large->numel + small->numel) * large->itemsize,
     };
     osw_pool_calls[id]++;
-    const osw_running running = osw_run_begin(call->name, job.bytes > OSW_GRAIN_BYTES);
-    osw_pool_run(&job);
-    osw_run_end(running);
+    OSW_RUN(call->name, job.bytes > OSW_GRAIN_BYTES, osw_pool_run(&job));
     return 0;
 }

@@ -39,11 +39,9 @@ int osw_pool_read_window(osw_call *call, PyObject *const *window, bool dilated,
     osw_pool_call *pool_call = call->job;
     PyObject *kernel = window[W_KERNEL];
     pool_call->spatial = PyTuple_Check(kernel) ? (int)PyTuple_Size(kernel) : 0;
-    if (pool_call->spatial < 1 || pool_call->spatial > OSW_POOL_DIMS) {
-        PyErr_Format(PyExc_TypeError, "%s: kernel must be a tuple of 1 to 3 ints, got %R",
-                     call->name, kernel);
-        return -1;
-    }
+    if (pool_call->spatial < 1 || pool_call->spatial > OSW_POOL_DIMS)
+        return osw_raise(PyExc_TypeError, "%s: kernel must be a tuple of 1 to 3 ints, got %R",
+                         call->name, kernel);
     for (int i = 0; i < OSW_POOL_DIMS; i++)
         pool_call->sides[W_DILATION][i] = 1;
     for (int i = 0; i < (dilated ? W_COUNT : W_DILATION); i++)
@@ -140,11 +138,9 @@ int osw_pool_read_size(osw_call *call, PyObject *tuple, int ndim)
 
 int osw_pool_described(const osw_call *call, PyObject *tuple, int length, PyObject **items)
 {
-    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != length) {
-        PyErr_Format(PyExc_TypeError, "%s: expected a tuple of %d arguments, got %R", call->name,
-                     length, tuple);
-        return -1;
-    }
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != length)
+        return osw_raise(PyExc_TypeError, "%s: expected a tuple of %d arguments, got %R",
+                         call->name, length, tuple);
     for (int i = 0; i < length; i++)
         items[i] = PyTuple_GetItem(tuple, i);
     return 0;

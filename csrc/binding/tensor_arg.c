@@ -38,8 +38,7 @@ static const osw_dl_exchange *exchange_of(PyTypeObject *type)
 static int fail(PyObject *kind, const char *name, const char *problem, PyObject *object)
 {
     PyErr_Clear();
-    PyErr_Format(kind, "%s: %s, got %R", name, problem, (PyObject *)Py_TYPE(object));
-    return -1;
+    return osw_raise(kind, "%s: %s, got %R", name, problem, (PyObject *)Py_TYPE(object));
 }
 
 static int copy_dims(const osw_dl_tensor *from, osw_tensor *to)
@@ -79,11 +78,9 @@ int osw_tensor_arg(PyObject *object, const char *name, osw_tensor *out)
                     object);
     if (borrowed.device.type != OSW_DL_CPU)
         return fail(PyExc_RuntimeError, name, "expected a CPU tensor", object);
-    if (borrowed.ndim > OSW_MAX_DIMS) {
-        PyErr_Format(PyExc_RuntimeError, "%s: expected at most %d dimensions, got %d", name,
-                     OSW_MAX_DIMS, (int)borrowed.ndim);
-        return -1;
-    }
+    if (borrowed.ndim > OSW_MAX_DIMS)
+        return osw_raise(PyExc_RuntimeError, "%s: expected at most %d dimensions, got %d", name,
+                         OSW_MAX_DIMS, (int)borrowed.ndim);
     if (copy_dims(&borrowed, out) != 0)
         return fail(PyExc_RuntimeError, name, "expected a tensor with memory", object);
     return 0;
@@ -105,8 +102,7 @@ int osw_check_unchanged(const char *name, const osw_tensor *t)
                        now.numel == t->numel && osw_same_dtype(&now, t)))
         return 0;
     PyErr_Clear();
-    PyErr_Format(PyExc_RuntimeError, "%s: a tensor was resized while the call ran", name);
-    return -1;
+    return osw_raise(PyExc_RuntimeError, "%s: a tensor was resized while the call ran", name);
 }
 
 osw_dtype osw_dtype_of(const osw_tensor *t)
@@ -116,9 +112,8 @@ osw_dtype osw_dtype_of(const osw_tensor *t)
 
 int osw_fail_dtype(const char *name, const osw_tensor *t)
 {
-    PyErr_Format(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit", name,
-                 (int)t->dtype.code, (int)t->dtype.bits);
-    return -1;
+    return osw_raise(PyExc_NotImplementedError, "%s: not implemented for dtype code %d, %d bit",
+                     name, (int)t->dtype.code, (int)t->dtype.bits);
 }
 
 bool osw_same_dtype(const osw_tensor *a, const osw_tensor *b)
@@ -176,18 +171,23 @@ bool osw_is_dense(const osw_tensor *t, int first)
     return osw_flatten(t, first, &count, &step) && (count <= 1 || step == 1);
 }
 
-bool osw_is_pixels(const osw_tensor *t)
+bool osw_is_channels_last(const osw_tensor *t)
 {
-    static const int order[] = {1, 3, 2, 0}; /* innermost first */
     int64_t step = 1;
-    if (t->ndim != 4 || t->numel == 0)
+    if (t->ndim < 4 || t->ndim > 5 || t->numel == 0)
         return false;
-    for (int i = 0; i < 4; i++) {
-        if (t->size[order[i]] > 1 && t->stride[order[i]] != step)
+    for (int n = 0; n < t->ndim; n++) {
+        const int i = osw_channels_last_at(t->ndim, n);
+        if (t->size[i] > 1 && t->stride[i] != step)
             return false;
-        step *= t->size[order[i]];
+        step *= t->size[i];
     }
     return true;
+}
+
+bool osw_is_pixels(const osw_tensor *t)
+{
+    return t->ndim == 4 && osw_is_channels_last(t);
 }
 
 bool osw_no_overlap(const osw_tensor *t)

@@ -65,6 +65,17 @@ bool osw_flatten(const osw_tensor *t, int first, int64_t *count, int64_t *step);
 /* The elements of dimensions [first, ndim) are neighbours, in this order. */
 bool osw_is_dense(const osw_tensor *t, int first);
 
+/* Of dimensions in the order of channels_last the one at `n`, the innermost first: channels, then
+ * space from the last dimension on, then the batch. */
+static inline int osw_channels_last_at(int ndim, int n)
+{
+    return n == 0 ? 1 : n == ndim - 1 ? 0 : ndim - n;
+}
+
+/* Torch's is_contiguous for channels_last, of elements in 4 or 5 dimensions: those of size 1 have
+ * any stride. */
+bool osw_is_channels_last(const osw_tensor *t);
+
 /* (N, C, H, W) with elements: pixels of channels, one behind the other. */
 bool osw_is_pixels(const osw_tensor *t);
 

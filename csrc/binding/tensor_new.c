@@ -10,7 +10,7 @@ static bool dense_strides(int ndim, const int64_t *size, bool channels_last, int
     int64_t step = 1;
     bool fits = true;
     for (int n = 0; n < ndim; n++) {
-        const int i = !channels_last ? ndim - 1 - n : n == 0 ? 1 : n == ndim - 1 ? 0 : ndim - n;
+        const int i = channels_last ? osw_channels_last_at(ndim, n) : ndim - 1 - n;
         stride[i] = step;
         fits =
             fits && size[i] >= 0 && !__builtin_mul_overflow(step, size[i] > 0 ? size[i] : 1, &step);
@@ -97,18 +97,14 @@ PyObject *osw_tensor_new(PyObject *like, osw_new_dtype dtype, const char *name, 
                          const int64_t *size, bool channels_last, osw_tensor *out)
 {
     osw_tensor asked = {.ndim = ndim};
-    if (ndim > OSW_MAX_DIMS || (channels_last && (ndim < 4 || ndim > 5))) {
-        PyErr_Format(PyExc_RuntimeError, "%s: no new tensor has %d dimensions%s", name, ndim,
-                     channels_last ? " in channels_last" : "");
-        return NULL;
-    }
+    if (ndim > OSW_MAX_DIMS || (channels_last && (ndim < 4 || ndim > 5)))
+        return PyErr_Format(PyExc_RuntimeError, "%s: no new tensor has %d dimensions%s", name, ndim,
+                            channels_last ? " in channels_last" : "");
     for (int i = 0; i < ndim; i++)
         asked.size[i] = size[i];
-    if (!dense_strides(ndim, size, channels_last, asked.stride)) {
-        PyErr_Format(PyExc_RuntimeError, "%s: no new tensor has the size %s", name,
-                     osw_print_sizes(ndim, size).text);
-        return NULL;
-    }
+    if (!dense_strides(ndim, size, channels_last, asked.stride))
+        return PyErr_Format(PyExc_RuntimeError, "%s: no new tensor has the size %s", name,
+                            osw_print_sizes(ndim, size).text);
     osw_tensor model;
     if (osw_tensor_arg(like, name, &model) != 0)
         return NULL;

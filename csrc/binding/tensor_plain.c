@@ -127,9 +127,8 @@ bool osw_suggests_channels_last(const osw_tensor *t)
     if (t->ndim < 4 || t->ndim > 5 || t->stride[1] == 0)
         return false;
     int64_t smallest = 0;
-    /* Channels, then space from the last dimension, then the batch. */
     for (int n = 0; n < t->ndim; n++) {
-        const int i = n == 0 ? 1 : n == t->ndim - 1 ? 0 : t->ndim - n;
+        const int i = osw_channels_last_at(t->ndim, n);
         if (t->size[i] == 0 || t->stride[i] < smallest)
             return false;
         if (i == 0 && smallest == t->stride[1])
@@ -151,10 +150,8 @@ PyObject *osw_memory_format(int ndim, bool channels_last)
 
 static PyObject *plain_tensors(PyObject *Py_UNUSED(module), PyObject *tensors)
 {
-    if (!PyTuple_Check(tensors) && !PyList_Check(tensors)) {
-        PyErr_SetString(PyExc_TypeError, "plain_tensors: expected a tuple or list of tensors");
-        return NULL;
-    }
+    if (!PyTuple_Check(tensors) && !PyList_Check(tensors))
+        return PyErr_Format(PyExc_TypeError, "plain_tensors: expected a tuple or list of tensors");
     const bool is_tuple = PyTuple_Check(tensors);
     const Py_ssize_t count = is_tuple ? PyTuple_Size(tensors) : PyList_Size(tensors);
     bool plain = true;
