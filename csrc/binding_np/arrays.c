@@ -8,6 +8,7 @@
 
 #include <numpy/arrayobject.h>
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,6 +32,16 @@ int osw_numpy_start(void)
 {
     import_array1(-1);
     return 0;
+}
+
+/* Sets an exception, as PyErr_Format does. Returns -1. */
+static int fail(PyObject *error, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    PyErr_FormatV(error, format, values);
+    va_end(values);
+    return -1;
 }
 
 /* An error about image `index` with the value of one of its attributes. */
@@ -88,17 +99,12 @@ static int read_image(PyObject *object, Py_ssize_t index, osw_images *images)
         images->dtype = dtype;
         images->channels = channels;
     }
-    if (dtype != images->dtype) {
-        PyErr_Format(PyExc_TypeError, "batch_images: image %zd is %s, image 0 is %s", index,
-                     dtypes[dtype].name, dtypes[images->dtype].name);
-        return -1;
-    }
-    if (channels != images->channels) {
-        PyErr_Format(PyExc_ValueError,
-                     "batch_images: image %zd has %lld channels, image 0 has %lld", index,
-                     (long long)channels, (long long)images->channels);
-        return -1;
-    }
+    if (dtype != images->dtype)
+        return fail(PyExc_TypeError, "batch_images: image %zd is %s, image 0 is %s", index,
+                    dtypes[dtype].name, dtypes[images->dtype].name);
+    if (channels != images->channels)
+        return fail(PyExc_ValueError, "batch_images: image %zd has %lld channels, image 0 has %lld",
+                    index, (long long)channels, (long long)images->channels);
     images->each[index] = (osw_batch_image){
         PyArray_BYTES(array),
         shape[0],
@@ -114,15 +120,11 @@ static int read_image(PyObject *object, Py_ssize_t index, osw_images *images)
 /* The images of a tuple; `each` is to be freed. -1 with TypeError or ValueError. */
 static int read_images(PyObject *tuple, osw_images *images)
 {
-    if (!PyTuple_Check(tuple)) {
-        PyErr_Format(PyExc_TypeError, "batch_images: expected a tuple of images, got %R", tuple);
-        return -1;
-    }
+    if (!PyTuple_Check(tuple))
+        return fail(PyExc_TypeError, "batch_images: expected a tuple of images, got %R", tuple);
     images->count = PyTuple_Size(tuple);
-    if (images->count == 0) {
-        PyErr_SetString(PyExc_ValueError, "batch_images: there are no images");
-        return -1;
-    }
+    if (images->count == 0)
+        return fail(PyExc_ValueError, "batch_images: there are no images");
     images->each = malloc((size_t)images->count * sizeof *images->each);
     if (!images->each) {
         PyErr_NoMemory();
@@ -176,21 +178,17 @@ static int check_images(const osw_images *images, const osw_batch_job *job)
     const char *end = job->batch + bytes * osw_batch_itemsize(job->to);
     for (int64_t i = 0; i < images->count; i++) {
         const osw_batch_image *image = &images->each[i];
-        if (image->height > job->height || image->width > job->width) {
-            PyErr_Format(PyExc_ValueError,
-                         "batch_images: image %lld of %lld x %lld pixels is larger than the batch "
-                         "of %lld x %lld",
-                         (long long)i, (long long)image->height, (long long)image->width,
-                         (long long)job->height, (long long)job->width);
-            return -1;
-        }
+        if (image->height > job->height || image->width > job->width)
+            return fail(PyExc_ValueError,
+                        "batch_images: image %lld of %lld x %lld pixels is larger than the batch "
+                        "of %lld x %lld",
+                        (long long)i, (long long)image->height, (long long)image->width,
+                        (long long)job->height, (long long)job->width);
         const char *low, *high;
         extent(image, images->channels, osw_batch_itemsize(images->dtype), &low, &high);
-        if (low < end && job->batch < high) {
-            PyErr_Format(PyExc_ValueError, "batch_images: out shares memory with image %lld",
-                         (long long)i);
-            return -1;
-        }
+        if (low < end && job->batch < high)
+            return fail(PyExc_ValueError, "batch_images: out shares memory with image %lld",
+                        (long long)i);
     }
     return 0;
 }
@@ -204,8 +202,8 @@ static void *plain_array(const char *what, PyObject *object, int type, int64_t c
         PyArray_IS_C_CONTIGUOUS(array) && PyArray_ISALIGNED(array) &&
         (count < 0 || PyArray_SIZE(array) == count) && (!write || PyArray_ISWRITEABLE(array)))
         return PyArray_DATA(array);
-    PyErr_Format(PyExc_TypeError, "batch_images: %s is not the array that it should be", what);
-    return NULL;
+    return PyErr_Format(PyExc_TypeError, "batch_images: %s is not the array that it should be",
+                        what);
 }
 
 /* The batch and what is written into it. -1 with TypeError or ValueError. */
@@ -214,10 +212,8 @@ static int read_batch(osw_batch_job *job, PyObject *batch, const char *dtype, Py
 {
     while (job->to < OSW_BATCH_F64 && strcmp(dtypes[job->to].name, dtype) != 0)
         job->to++;
-    if (job->to == OSW_BATCH_F64) {
-        PyErr_Format(PyExc_TypeError, "batch_images: a batch cannot be %s", dtype);
-        return -1;
-    }
+    if (job->to == OSW_BATCH_F64)
+        return fail(PyExc_TypeError, "batch_images: a batch cannot be %s", dtype);
     const int type = dtypes[job->to].type;
     job->batch = plain_array("out", batch, type, -1, true);
     job->padding = plain_array("padding", padding, type, job->channels, false);
@@ -228,20 +224,16 @@ static int read_batch(osw_batch_job *job, PyObject *batch, const char *dtype, Py
     PyArrayObject *array = (PyArrayObject *)batch;
     const npy_intp *shape = PyArray_DIMS(array);
     const int rows = job->planes ? 2 : 1, channels = job->planes ? 1 : 3;
-    if (PyArray_NDIM(array) != 4 || shape[0] != job->count || shape[channels] != job->channels) {
-        PyErr_Format(PyExc_ValueError,
-                     "batch_images: out does not hold %lld images of %lld channels",
-                     (long long)job->count, (long long)job->channels);
-        return -1;
-    }
+    if (PyArray_NDIM(array) != 4 || shape[0] != job->count || shape[channels] != job->channels)
+        return fail(PyExc_ValueError,
+                    "batch_images: out does not hold %lld images of %lld channels",
+                    (long long)job->count, (long long)job->channels);
     job->height = shape[rows];
     job->width = shape[rows + 1];
     if (!job->move && job->to != OSW_BATCH_F32 && job->to != OSW_BATCH_BF16 &&
-        job->to != OSW_BATCH_F16) {
-        PyErr_Format(PyExc_TypeError, "batch_images: %s images cannot become %s",
-                     dtypes[job->from].name, dtype);
-        return -1;
-    }
+        job->to != OSW_BATCH_F16)
+        return fail(PyExc_TypeError, "batch_images: %s images cannot become %s",
+                    dtypes[job->from].name, dtype);
     return 0;
 }
 
@@ -292,10 +284,8 @@ static PyObject *fill(PyObject *module, PyObject *args)
 static PyObject *huge_pages(PyObject *module, PyObject *batch)
 {
     (void)module;
-    if (!PyArray_Check(batch) || !PyArray_IS_C_CONTIGUOUS((PyArrayObject *)batch)) {
-        PyErr_SetString(PyExc_TypeError, "batch_images: expected an array in C order");
-        return NULL;
-    }
+    if (!PyArray_Check(batch) || !PyArray_IS_C_CONTIGUOUS((PyArrayObject *)batch))
+        return PyErr_Format(PyExc_TypeError, "batch_images: expected an array in C order");
     osw_huge_pages(PyArray_DATA((PyArrayObject *)batch),
                    (size_t)PyArray_NBYTES((PyArrayObject *)batch));
     Py_RETURN_NONE;
