@@ -78,7 +78,10 @@ PyObject *osw_call_tuple(const osw_call *call, Py_ssize_t first, Py_ssize_t coun
 
 void *osw_call_room(osw_call *call, size_t bytes)
 {
+    static char none;
     int i = 0;
+    if (bytes == 0)
+        return &none;
     while (call->rooms[i])
         i++;
     assert(i < OSW_MAX_ROOMS);

@@ -117,7 +117,7 @@ PyObject *osw_call_made(const osw_call *call, Py_ssize_t role);
 /* A new tuple of what was made at `count` roles from `first` on, None for what was not. */
 PyObject *osw_call_tuple(const osw_call *call, Py_ssize_t first, Py_ssize_t count);
 
-/* Memory until the call ends, at least one byte; NULL with MemoryError. */
+/* Memory until the call ends, also for no bytes; NULL with MemoryError. */
 void *osw_call_room(osw_call *call, size_t bytes);
 
 /* Kernels at work: shown in torch.profiler as "opswap.<name>", without the lock of Python if they
