@@ -17,7 +17,7 @@ from torch import Tensor
 from opswap import _core
 
 from ._function import tracing
-from ._library import library
+from ._operator import PlainOperator
 from ._stats import count_kernel, count_reference, reference_forced
 from .norm import is_watched
 from .norm._moving import moving_operator
@@ -32,7 +32,7 @@ __all__ = [
     "run_watched_backward",
 ]
 
-_NAME, _NAME_BACKWARD = "conv_chain_moving", "conv_chain_backward"
+_NAME, _NAME_BACKWARD = "conv_chain", "conv_chain_backward"
 PER_STAGE = 5  # tensors
 
 Options = tuple[tuple[int, float, float, str | None], ...]  # per stage: stride, momentum, eps, activation
@@ -122,13 +122,18 @@ def _convolution(weight: Tensor, stride: int) -> dict[str, Any]:
 def _kernel(
     input: Tensor, weights: list[Tensor], affine: list[Tensor | None], running: list[Tensor], *columns: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    made = _core.plain_chain(_rows(*columns), _joined(input, weights, affine, running))
+    if made is NotImplemented:
+        count_reference(_NAME)
+        return _reference(input, weights, affine, running, *columns)
+    count_kernel(_NAME)
+    return made[0], made[1], list(made[2:])
+
+
+def _reference(
+    input: Tensor, weights: list[Tensor], affine: list[Tensor | None], running: list[Tensor], *columns: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
     options = _rows(*columns)
-    if not reference_forced():
-        made = _core.plain_chain(options, _joined(input, weights, affine, running))
-        if made is not NotImplemented:
-            count_kernel("conv_chain")
-            return made[0], made[1], list(made[2:])
-    count_reference("conv_chain")
     zs, statistics = [], []
     for i, (stride, momentum, eps, activation) in enumerate(options):
         zs.append(torch_functional.conv2d(input, weights[i], **_convolution(weights[i], stride)))
@@ -149,26 +154,24 @@ def _fake(
     return torch.empty_like(zs[-1]), input.new_empty(count, dtype=torch.float64), zs
 
 
-def _kernel_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weights: list[Tensor],
-    affine: list[Tensor | None],
-    statistics: Tensor,
-    zs: list[Tensor],
-    *constants: Any,
-) -> list[Tensor]:
-    *columns, needed = constants
-    options = _rows(*columns)
+def _kernel_backward(grad_output: Tensor, input: Tensor, weights: list[Tensor], *others: Any) -> list[Tensor]:
+    affine, statistics, zs, *columns, needed = others
     tensors = _joined(input, weights, affine, [None] * (2 * len(weights)))
-    if not reference_forced():
-        grad = grad_output.contiguous(memory_format=torch.channels_last)
-        made = _core.plain_chain_backward(options, tensors, grad, statistics, tuple(zs), tuple(needed))
-        if made is not NotImplemented:
-            count_kernel(_NAME_BACKWARD)
-            return [t for t in made if t is not None]
-    count_reference(_NAME_BACKWARD)
-    found = list(_from_the_end(options, tensors, statistics, zs, grad_output))
+    grad = grad_output.contiguous(memory_format=torch.channels_last)
+    made = _core.plain_chain_backward(_rows(*columns), tensors, grad, statistics, tuple(zs), tuple(needed))
+    if made is NotImplemented:
+        count_reference(_NAME_BACKWARD)
+        return _reference_backward(grad_output, input, weights, *others)
+    count_kernel(_NAME_BACKWARD)
+    return [t for t in made if t is not None]
+
+
+def _reference_backward(
+    grad_output: Tensor, input: Tensor, weights: list[Tensor], *others: Any
+) -> list[Tensor]:
+    affine, statistics, zs, *columns, needed = others
+    tensors = _joined(input, weights, affine, [None] * (2 * len(weights)))
+    found = list(_from_the_end(_rows(*columns), tensors, statistics, zs, grad_output))
     return [g for g, n in zip(reversed(found), needed, strict=True) if n]
 
 
@@ -218,17 +221,17 @@ def _fake_backward(
 
 
 _OPTIONS = "int[] strides, float[] momenta, float[] epsilons, str[] activations"
-library.define(
-    f"{_NAME}(Tensor input, Tensor[] weights, Tensor?[] affine, Tensor(a!)[] running, {_OPTIONS}) -> "
-    "(Tensor, Tensor, Tensor[])"
+_forward = PlainOperator(
+    f"{_NAME}_moving(Tensor input, Tensor[] weights, Tensor?[] affine, Tensor(a!)[] running, {_OPTIONS}) -> "
+    "(Tensor, Tensor, Tensor[])",
+    _kernel,
+    _reference,
+    _fake,
 )
-library.define(
+_backward = PlainOperator(
     f"{_NAME_BACKWARD}(Tensor grad_output, Tensor input, Tensor[] weights, Tensor?[] affine, Tensor statistics, "
-    f"Tensor[] zs, {_OPTIONS}, bool[] needed) -> Tensor[]"
+    f"Tensor[] zs, {_OPTIONS}, bool[] needed) -> Tensor[]",
+    _kernel_backward,
+    _reference_backward,
+    _fake_backward,
 )
-library.impl(_NAME, _kernel, "CPU")
-library.impl(_NAME_BACKWARD, _kernel_backward, "CPU")
-torch.library.register_fake(f"opswap::{_NAME}", _fake, lib=library)
-torch.library.register_fake(f"opswap::{_NAME_BACKWARD}", _fake_backward, lib=library)
-_forward: Any = torch.ops.opswap.conv_chain_moving.default
-_backward: Any = torch.ops.opswap.conv_chain_backward.default

@@ -33,7 +33,7 @@ from ._function import base_apply, needs_graph, plain_cpu, transforms_active
 from ._library import library
 from ._stats import count_reference, reference_forced
 
-__all__ = ["Kept", "Operator", "join_batch", "one_example", "split_batch"]
+__all__ = ["Kept", "Operator", "PlainOperator", "join_batch", "one_example", "split_batch"]
 
 Kept = tuple[Sequence[Tensor | None], Any]
 
@@ -65,9 +65,45 @@ def _as_tuple(outputs: Any) -> tuple[Any, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
-class Operator:
-    """`opswap::<schema>`, called with the arguments of the schema: tensors first, either one list of them or any
-    number.
+class PlainOperator:
+    """`opswap::<schema>` without derivatives: it runs below an autograd Function or without a graph, for modes to see.
+
+    Its arguments may be any, also several lists, and tensors that it writes.
+
+    Args: schema, kernel, reference, fake, tags: as of `Operator`.
+    Attributes: overload: the registered operator, torch.ops.opswap.NAME.default.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        kernel: Callable[..., Any],
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        tags: Sequence[torch.Tag] = (),
+    ) -> None:
+        self.name = schema.split("(")[0]
+        self._kernel, self._reference = kernel, reference
+        library.define(schema, tags=tuple(tags))
+        library.impl(self.name, self._on_cpu, "CPU")
+        library.impl(self.name, self._counted_reference, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"opswap::{self.name}", fake, lib=library)
+        self.overload = getattr(torch.ops.opswap, self.name).default
+
+    def __call__(self, *args: Any) -> Any:
+        return self.overload(*args)
+
+    def _counted_reference(self, *args: Any) -> Any:
+        count_reference(self.name)
+        return self._reference(*args)
+
+    def _on_cpu(self, *args: Any) -> Any:
+        return self._counted_reference(*args) if reference_forced() else self._kernel(*args)
+
+
+class Operator(PlainOperator):
+    """`opswap::<schema>` with derivatives, called with the arguments of the schema: tensors first, either one list of
+    them or any number.
 
     Args:
         schema: of torch.library. The arguments after the tensors are called constants here.
@@ -91,8 +127,6 @@ class Operator:
             set after the operator is made. A tangent gets all of them.
         in_forward_mode: in place of a tangent, the operator in torch's own, which torch differentiates.
         tags: of torch.library.
-
-    Attributes: overload: the registered operator, torch.ops.opswap.NAME.default.
     """
 
     def __init__(
@@ -114,17 +148,16 @@ class Operator:
         in_forward_mode: Callable[..., Any] | None = None,
         tags: Sequence[torch.Tag] = (),
     ) -> None:
-        self.name = schema.split("(")[0]
+        super().__init__(schema, kernel, reference, fake, tags)
         inputs, results = schema.split("->")
         self._listed, self._lists = "Tensor[]" in inputs, "Tensor[]" in results
         self._count = 1 if self._listed else inputs.count("Tensor ") + inputs.count("Tensor? ")
         self._optional = "Tensor?" in inputs
-        self._kernel, self._reference = kernel, reference
         self._differentiable, self._resize, self._batch = differentiable, resize, batch
         self._join, self._split, self._in_forward_mode = join, split, in_forward_mode
         self.keep, self.gradient, self.tangent = keep, gradient, tangent
         self.spare: Callable[..., Sequence[Tensor | None]] | None = None
-        self._define(schema, fake, batched, tags)
+        self._register_derivatives(batched)
         self._eager = self.make_apply(self._run_kernel)
 
     def __call__(self, *args: Any) -> Any:
@@ -154,30 +187,16 @@ class Operator:
 
     # --- registration ------------------------------------------------------------------------------------------------
 
-    def _define(
-        self, schema: str, fake: Callable[..., Any], batched: Callable[..., Any] | None, tags: Sequence[Any]
-    ) -> None:
+    def _register_derivatives(self, batched: Callable[..., Any] | None) -> None:
         name, full = self.name, f"opswap::{self.name}"
-        library.define(schema, tags=tuple(tags))
-        library.impl(name, self._on_cpu, "CPU")
-        library.impl(name, self._counted_reference, "CompositeExplicitAutograd")
         if batched is not None:
             library.impl(name, batched, "Batched")
-        self.overload = getattr(torch.ops.opswap, name).default
-        torch.library.register_fake(full, fake, lib=library)
         torch.library.register_vmap(full, self._vmap_of_overload, lib=library)
         if can_write_autograd:
             library.impl(name, self._make_autograd(), "Autograd", with_keyset=True)
         else:
             backward, setup = self._backward_of_overload, self._setup_overload
             torch.library.register_autograd(full, backward, setup_context=setup, lib=library)
-
-    def _counted_reference(self, *args: Any) -> Any:
-        count_reference(self.name)
-        return self._reference(*args)
-
-    def _on_cpu(self, *args: Any) -> Any:
-        return self._counted_reference(*args) if reference_forced() else self._kernel(*args)
 
     def _make_autograd(self) -> Callable[..., Any]:
         """The kernel of the dispatcher's key Autograd.

@@ -14,15 +14,12 @@ from torch import Tensor
 from opswap._torch import dispatch_modes, mode_stack
 
 from .._function import transforms_active
-from .._library import library
-from .._stats import count_reference, reference_forced
+from .._operator import PlainOperator
 from ._arguments import check, count_values
 from ._operators import fake, run
 from ._reference import normalize, update_running
 
 __all__ = ["is_checkpointed", "is_watched", "moving_operator"]
-
-_NAME = "batch_norm_act_moving"
 
 
 def is_watched(*tensors: Tensor | None) -> bool:
@@ -47,8 +44,6 @@ def _watching(*tensors: Tensor | None) -> list[str]:
 
 
 def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    if reference_forced():
-        return _counted(input, *arguments)
     *vectors, momentum, eps, activation = arguments
     try:
         return run(True, momentum, eps, activation, input, *vectors)
@@ -57,10 +52,9 @@ def _kernel(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
         raise
 
 
-def _counted(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+def _reference(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     running_mean, running_var, *parameters, momentum, eps, activation = arguments
     check(input, running_mean, running_var, *parameters, True, eps)
-    count_reference(_NAME)
     output, statistics = normalize(input, None, None, *parameters, eps, activation)
     update_running(statistics, running_mean, running_var, momentum, count_values(input))
     return output, statistics
@@ -71,11 +65,10 @@ def _fake(input: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     return fake(input, None, None, *parameters, eps, activation)
 
 
-library.define(
-    f"{_NAME}(Tensor input, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor? weight, Tensor? bias, "
-    "float momentum, float eps, str? activation) -> (Tensor, Tensor)"
+moving_operator = PlainOperator(
+    "batch_norm_act_moving(Tensor input, Tensor(a!) running_mean, Tensor(b!) running_var, Tensor? weight, "
+    "Tensor? bias, float momentum, float eps, str? activation) -> (Tensor, Tensor)",
+    _kernel,
+    _reference,
+    _fake,
 )
-library.impl(_NAME, _kernel, "CPU")
-library.impl(_NAME, _counted, "CompositeExplicitAutograd")
-torch.library.register_fake(f"opswap::{_NAME}", _fake, lib=library)
-moving_operator: Any = torch.ops.opswap.batch_norm_act_moving.default
