@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -93,6 +94,16 @@ def test_compile_by_inductor() -> None:
     for batch in (2, 5, 3):
         tensors = larger(case, make(case, grad=False), batch)
         assert_near(step(compiled, case, tensors), step(case.stock, case, tensors))
+
+
+@each_function
+def test_compiled_backward(case: Case) -> None:
+    """An eager forward, whose backward torch.compile traces."""
+    torch._dynamo.reset()
+    tensors = make(case, grad=False)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        ours = step(case.ours, case, tensors)
+    assert_near(ours, step(case.stock, case, tensors))
 
 
 @each_function

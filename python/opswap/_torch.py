@@ -37,6 +37,7 @@ __all__ = [
     "any_global_hook",
     "assert_function",
     "below_autograd",
+    "call_backward_at_once",
     "can_write_autograd",
     "compile_lock",
     "compiled_graphs",
@@ -182,6 +183,16 @@ def function_below_transforms(name: str, **members: Callable[..., Any]) -> Calla
     if key_of_compiled in vars(Function):
         methods[key_of_compiled] = vars(Function)[key_of_compiled]
     return type(name, (_SingleLevelFunction,), methods).apply
+
+
+def call_backward_at_once(function: type[Function]) -> None:
+    """Let the nodes of this Function call its `backward` themselves.
+
+    They call a method that looks for a `vjp` each time; a torch without the class of the nodes keeps that.
+    """
+    nodes = getattr(function, "_backward_cls", None)
+    if nodes is not None:
+        nodes.apply = function.backward
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def linear_pair(
     forward.keep = keep
     forward.gradient = lambda saved, settings, needed, grad: (
         backward(grad, *saved, *settings),
-        *(None for _ in needed[1:]),
+        *(None,) * (len(needed) - 1),
     )
     forward.tangent = lambda saved, settings, tangent, *_: derivative(tangent, *saved, *settings)
     if forward is backward or not isinstance(backward, Operator):
@@ -39,7 +39,7 @@ def linear_pair(
     backward.keep = lambda constants, tensors, _: (tensors[1:], constants)
     backward.gradient = lambda saved, settings, _, grad: (
         derivative(grad, *saved, *settings),
-        *(None for _ in saved),
+        *(None,) * len(saved),
     )
     backward.tangent = lambda saved, settings, tangent, *_: backward(tangent, *saved, *settings)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from opswap import _core
-from opswap._torch import dispatch_modes, size_under_trace, transforms_active
+from opswap._torch import call_backward_at_once, dispatch_modes, size_under_trace, transforms_active
 
 from ._stats import reference_forced
 from ._switch import active, disabled_here
@@ -158,6 +158,7 @@ def base_apply(function: type[Function]) -> Callable[..., Any]:
 
     It is the one of Function's base class: Function's own, in Python, is needed for torch.func and setup_context alone.
     """
+    call_backward_at_once(function)
     return super(Function, function).apply
 
 

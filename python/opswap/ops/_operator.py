@@ -182,7 +182,8 @@ class Operator(PlainOperator):
         return (list(tensors), *constants) if self._listed else (*tensors, *constants)
 
     def _run_kernel(self, constants: tuple[Any, ...], *tensors: Any) -> Any:
-        outputs = self._kernel(*self._arguments(constants, tensors))
+        kernel = self._kernel
+        outputs = kernel(list(tensors), *constants) if self._listed else kernel(*tensors, *constants)
         return tuple(outputs) if self._lists else outputs
 
     # --- registration ------------------------------------------------------------------------------------------------
@@ -292,14 +293,11 @@ class Operator(PlainOperator):
     def _gradients(self, ctx: Any, needed: Sequence[bool], grads: Sequence[Any]) -> Sequence[Tensor | None]:
         if len(grads) > 1:
             grads = grads[: self._differentiable]
-            if all(g is None for g in grads):
+            if grads[0] is None and all(g is None for g in grads):
                 return (None,) * len(needed)
         if self.gradient is None:
             raise NotImplementedError(f"opswap::{self.name} has no gradient")
         return self.gradient(ctx.saved_tensors, ctx.settings, needed, *grads)
-
-    def _backward(self, ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return (None, *self._gradients(ctx, ctx.needs_input_grad[1:], grads))
 
     def make_apply(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """`apply(constants, *tensors)`: `run` with the operator's gradient, for calls with `plain_eager()` true."""
@@ -309,7 +307,10 @@ class Operator(PlainOperator):
             self._record(ctx, 1, constants, tensors, _as_tuple(outputs))
             return outputs
 
-        members = {"forward": staticmethod(forward), "backward": staticmethod(self._backward)}
+        def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return None, *self._gradients(ctx, ctx.needs_input_grad[1:], grads)
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return base_apply(type(self._title(), (Function,), members))
 
     def _jvp(self, ctx: Any, _: Any, *tangents: Any) -> Any:

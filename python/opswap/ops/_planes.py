@@ -17,9 +17,14 @@ __all__ = ["has_planes", "to_pixels", "to_planes"]
 
 def has_planes(input: Any) -> bool:
     """True for images of which torch's operators make contiguous ones: their channels are not neighbours in memory."""
-    if not isinstance(input, Tensor) or input.dim() != 4 or not is_strided(input) or input.stride(1) == 1:
+    if not isinstance(input, Tensor):
         return False
-    return suggest_memory_format(input) is torch.contiguous_format
+    try:
+        if input.stride()[1] == 1:  # first, as most images are those
+            return False
+    except (IndexError, RuntimeError):  # of fewer dimensions, or without strides
+        return False
+    return input.dim() == 4 and is_strided(input) and suggest_memory_format(input) is torch.contiguous_format
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from opswap._torch import constant_in_graphs
 
 from ._convolution import Pair, library_backward, padding_numbers, pair
 from ._convolution_operator import ConvolutionOperator
-from ._function import base_apply, needs_graph, plain_cpu, plain_eager, seen_by_tracer
+from ._function import base_apply, needs_graph, plain_cpu, seen_by_tracer
 from ._stats import count_kernel, count_reference
 from .pointwise import FEW_WEIGHTS, pointwise_fits, pointwise_pays, pointwise_wins
 
@@ -86,7 +86,7 @@ class DenseConv2d(Function):
         input, weight = ctx.saved_tensors
         tensors, mask = (grad_output, input, weight), ctx.needs_input_grad[:3]
         gradients = NotImplemented
-        if plain_eager() and not needs_graph(tensors):
+        if not needs_graph(tensors):
             gradients = _kernel_backward(*tensors, ctx.window, mask)
         if gradients is not NotImplemented:
             count_kernel(_NAME_BACKWARD)

@@ -79,7 +79,9 @@ class DepthwiseConv2d(Function):
     """For ordinary eager tensors; everything else is torch's."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *window: Pair) -> Tensor:
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, window: tuple[Any, ...]
+    ) -> Tensor:
         output = _core.plain_depthwise(input, weight, bias, *window)
         if output is NotImplemented and has_planes(input):
             output = _of_planes(input, weight, bias, *window)
@@ -93,15 +95,18 @@ class DepthwiseConv2d(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         mask = ctx.needs_input_grad[:3]
         input, weight = ctx.saved_tensors
-        if not _grad_enabled() and not reference_forced():
-            gradients = _kernel_backward(grad_output, input, weight, *ctx.window, *mask)
+        if not _grad_enabled() and not _compiling() and not reference_forced():
+            arguments = (grad_output, input, weight, *ctx.window, *mask)
+            gradients = _core.plain_depthwise_backward(*arguments)
+            if gradients is NotImplemented:
+                gradients = _converted_backward(*arguments)
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
-                return (*gradients, None, None, None)
+                return *gradients, None
         count_reference(_NAME_BACKWARD)
         stride, padding, dilation = map(pair, ctx.window)
         window = (stride, padding, weight.shape[0], mask, dilation)
-        return (*_reference_backward(grad_output, input, weight, *window), None, None, None)
+        return *_reference_backward(grad_output, input, weight, *window), None
 
 
 _apply = base_apply(DepthwiseConv2d)
@@ -128,14 +133,11 @@ def _of_planes(input: Tensor, weight: Tensor, bias: Tensor | None, *window: Any)
     return output if output is NotImplemented else to_planes(output)
 
 
-def _kernel_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> Any:
-    """The gradients of input, weight and bias that are wanted, or NotImplemented.
+def _converted_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> Any:
+    """`_core.plain_depthwise_backward` of tensors that are put into channels_last.
 
     Args: arguments: weight, stride, padding, dilation, and whether each gradient is wanted.
     """
-    gradients = _core.plain_depthwise_backward(grad_output, input, *arguments)
-    if gradients is not NotImplemented:
-        return gradients
     if not plain_cpu((grad_output,)):
         return NotImplemented
     planes = has_planes(input)
@@ -151,7 +153,7 @@ def _kernel_backward(grad_output: Tensor, input: Tensor, *arguments: Any) -> Any
 def _reference_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, *window: Any
 ) -> tuple[Tensor | None, ...]:
-    """As `_kernel_backward` by torch, of 16 bits in float32: autograd rounds them. Differentiable."""
+    """The same by torch, of 16 bits in float32: autograd rounds them. Differentiable."""
     if input.dtype not in HALVES:
         return library_backward(grad_output, input, weight, *window)
     with without_autocast():
@@ -369,7 +371,9 @@ def _try_kernel(
             input = input.to(torch.get_autocast_dtype("cpu"))
             if records and weight.dtype is not input.dtype:
                 weight = weight.clone()  # as the copy that autocast makes, it may change before the backward
-        run = _apply if records else _of_planes if planes else _core.plain_depthwise
+        if records:
+            return _apply(input, weight, bias, (stride, padding, dilation))
+        run = _of_planes if planes else _core.plain_depthwise
         return run(input, weight, bias, stride, padding, dilation)
     except (DeclinedError, AttributeError):
         return NotImplemented

@@ -145,7 +145,7 @@ def _is_recorded(input: Tensor) -> bool:
 
 
 def _apply_mask(input: Tensor, mask: Tensor, scale: float, stride: Sequence[int]) -> Tensor:
-    output = torch.empty_strided(input.shape, stride, dtype=input.dtype, device=input.device)
+    output = input.new_empty_strided(input.shape, stride)
     source = input if input.stride() == tuple(stride) else output.copy_(input)
     # A hook on saved tensors may return other strides.
     _core.apply_mask(source, mask.contiguous(), scale, output)

@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.overrides import handle_torch_function, has_torch_function
 
 from opswap import _core
-from opswap._torch import constant_in_graphs
+from opswap._torch import constant_in_graphs, functorch_active
 
 from ._convolution import Pair, gradient_overruns, is_one, library_backward, pair, strided_conv2d, taps_of
 from ._convolution_operator import ConvolutionOperator
@@ -30,12 +30,11 @@ from ._function import (
     concrete_size,
     needs_graph,
     plain_cpu,
-    plain_eager,
     seen_by_tracer,
     tracing,
 )
 from ._layout import suggest_memory_format
-from ._stats import count_kernel, count_reference
+from ._stats import count_kernel, count_reference, reference_forced
 
 __all__ = [
     "FEW_WEIGHTS",
@@ -53,6 +52,9 @@ _NAME_BACKWARD = f"{_NAME}_backward"
 _DTYPES = (torch.float32, torch.float64)
 _compiling = torch.compiler.is_dynamo_compiling
 _autocast = torch.is_autocast_enabled
+_grad_enabled = torch.is_grad_enabled
+_is_tracing = torch.jit.is_tracing
+_transforms = functorch_active
 
 # Elements of a weight from which on the convolution library is as fast or faster: it has little left to pad there.
 FEW_WEIGHTS = 1 << 17
@@ -160,7 +162,6 @@ class PointwiseConv2d(Function):
         if output is NotImplemented:
             raise DeclinedError
         ctx.stride = stride
-        ctx.format = torch.channels_last if output.stride(1) == 1 else torch.contiguous_format
         ctx.save_for_backward(input, weight)
         return output
 
@@ -168,17 +169,16 @@ class PointwiseConv2d(Function):
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         stride, mask = ctx.stride, ctx.needs_input_grad[:3]
-        if not plain_eager() or needs_graph((grad_output, input, weight)):
-            return *library_backward(grad_output, input, weight, pair(stride), (0, 0), 1, mask), None
-        gradients = _core.plain_pointwise_backward(grad_output, input, weight, stride, *mask)
-        if gradients is NotImplemented and plain_cpu((grad_output,)):
-            dense = grad_output.contiguous(memory_format=ctx.format)
-            gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
-        if gradients is NotImplemented:
-            count_reference(_NAME_BACKWARD)
-            return *library_backward(grad_output, input, weight, pair(stride), (0, 0), 1, mask), None
-        count_kernel(_NAME_BACKWARD)
-        return *gradients, None
+        if not _grad_enabled() and not _compiling() and not reference_forced():
+            gradients = _core.plain_pointwise_backward(grad_output, input, weight, stride, *mask)
+            if gradients is NotImplemented and plain_cpu((grad_output, input, weight)):
+                dense = grad_output.contiguous(memory_format=_format(input, weight))
+                gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
+            if gradients is not NotImplemented:
+                count_kernel(_NAME_BACKWARD)
+                return *gradients, None
+        count_reference(_NAME_BACKWARD)
+        return *library_backward(grad_output, input, weight, pair(stride), (0, 0), 1, mask), None
 
 
 _apply = base_apply(PointwiseConv2d)
@@ -191,16 +191,27 @@ _operator = ConvolutionOperator(
 )
 
 
+def _format(input: Tensor, weight: Tensor) -> torch.memory_format:
+    """The memory format of the output, as torch decides it."""
+    last = any(suggest_memory_format(t) is torch.channels_last for t in (input, weight))
+    return torch.channels_last if last else torch.contiguous_format
+
+
 def _try_kernel(input: Any, weight: Any, bias: Any, stride: Pair) -> Any:
-    """The output, or NotImplemented if the kernels do not support the call."""
-    tensors = (input, weight) if bias is None else (input, weight, bias)
-    if not plain_cpu(tensors) or not _reads(input, weight, stride):
+    """The output, or NotImplemented if the kernels do not support the call, which they find out themselves."""
+    if _compiling() or reference_forced():
         return NotImplemented
-    if not needs_graph(tensors):
-        return _core.plain_pointwise(input, weight, bias, stride)
     try:
+        if weight.numel() >= FEW_WEIGHTS and not (
+            plain_cpu((input, weight)) and _reads(input, weight, stride)
+        ):
+            return NotImplemented
+        if not needs_graph((input, weight, bias)):
+            return _core.plain_pointwise(input, weight, bias, stride)
+        if _transforms() or _is_tracing():  # from which a Function would hide what it calls
+            return NotImplemented
         return _apply(input, weight, bias, stride)
-    except DeclinedError:
+    except (DeclinedError, AttributeError):
         return NotImplemented
 
 

@@ -184,12 +184,14 @@ def _check_vectors(input: Tensor, vectors: Sequence[Vector]) -> None:
 
 def are_vectors(input: Tensor, channels: int, *vectors: Any) -> bool:
     """True for vectors of one value per channel, all of the dtype of input, or of float32 beside 16 bits."""
-    allowed = input.dtype
+    dtype = None
     for vector in vectors:
         if vector is None:
             continue
-        if not isinstance(vector, Tensor) or vector.dim() != 1 or vector.shape[0] != channels:
+        if not isinstance(vector, Tensor) or vector.shape != (channels,) or not vector.is_cpu:
             return False
-        if vector.dtype is torch.float32 and input.dtype in _REDUCED:
-            allowed = torch.float32
-    return all(v is None or (v.dtype is allowed and v.is_cpu) for v in vectors)
+        if dtype is None:
+            dtype = vector.dtype
+        elif vector.dtype is not dtype:
+            return False
+    return dtype is None or dtype is input.dtype or (dtype is torch.float32 and input.dtype in _REDUCED)

@@ -249,9 +249,14 @@ def description(bias: Tensor | None) -> tuple[Any, ...] | None:
     return None if bias is None else (tuple(bias.shape), bias.dtype)
 
 
-def stand_in(described: tuple[Any, ...] | None, input: Tensor) -> Tensor | None:
-    """A bias of this description, without values."""
-    return None if described is None else input.new_empty(described[0], dtype=described[1])
+def stand_in(described: tuple[Any, ...] | None, input: Tensor, weight: Tensor | None) -> Tensor | None:
+    """A bias of this description, whose values nobody reads: the weight, or one without values."""
+    if described is None:
+        return None
+    size, dtype = described
+    if weight is not None and weight.dtype is dtype and weight.shape == size:
+        return weight
+    return input.new_empty(size, dtype=dtype)
 
 
 def gradient_reads_bias(activation: str | None) -> bool:
@@ -293,7 +298,7 @@ def _gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Te
     if not gradient_reads_bias(activation):
         *tensors, last = saved
         activation, grad_output = before_activation(activation, last, grad_output)
-        saved = (*tensors, stand_in(described, tensors[0]))
+        saved = (*tensors, stand_in(described, tensors[0], tensors[2]))
     settings = (*settings, activation)
     of_input, of_weight, of_bias = gradients(saved, settings, (needed[0], *needed[3:]), grad_output)
     return of_input, None, None, of_weight, of_bias

@@ -65,10 +65,13 @@ def _make_backward(name: str, constants: str, backward: Backward) -> Operator:
         return results
 
     def kernel(grad_output: Tensor, input: Tensor, *arguments: Any) -> list[Tensor]:
-        check_backward(name, grad_output, input)
         statistics, weight, bias, *options, mask = arguments
         tensors, options = (input, statistics, weight, bias), (*options, tuple(mask))
-        made = backward.core(*options, grad_output, *tensors)
+        try:
+            made = backward.core(*options, grad_output, *tensors)
+        except RuntimeError:
+            check_backward(name, grad_output, input)  # words what the extension refused
+            raise
         if made is NotImplemented:
             made = backward.core(*options, dense_copy(grad_output, suggest_memory_format(input)), *tensors)
         if made is NotImplemented:
@@ -122,14 +125,16 @@ def make_pair(name: str, constants: str, forward: Forward, backward: Backward) -
 
     def keep(options: tuple[Any, ...], tensors: Sequence[Tensor | None], outputs: Any) -> Any:
         input, weight, bias = tensors
-        return (input, outputs[1], weight), (description(bias), *options)
+        return (input, outputs[1], weight), (description(bias), options)
 
     def gradient(saved: Any, settings: Any, needed: Sequence[bool], grad_output: Tensor, *_: Any) -> Any:
-        described, *options = settings
-        bias = stand_in(described, saved[0])
-        input, statistics, weight = saved
+        (input, statistics, weight), (described, options) = saved, settings
+        bias = stand_in(described, input, weight)
         statistics = statistics.contiguous()  # a hook on saved tensors may return other strides
-        results = iter(of_gradient(grad_output, input, statistics, weight, bias, *options, tuple(needed)))
+        made = of_gradient(grad_output, input, statistics, weight, bias, *options, tuple(needed))
+        if False not in needed:
+            return made
+        results = iter(made)
         return [next(results) if asked else None for asked in needed]
 
     return Operator(
