@@ -21,22 +21,26 @@ typedef void LOCAL(strip_fn)(const LOCAL(strip) *s, int margin);
 
 #define NAME(kind, side, stride, pixels) OSW_JOIN(LOCAL(kind##_##side##_##stride), _##pixels)
 
-/* Copies of a strip, so that only those at the margins pay for checks. */
-#define STRIP(name, inlined, outer, ...)                                                           \
+/* Copies of a strip, so that only those at the margins pay for checks, and only the longest one,
+ * if it does, for prefetching. */
+#define STRIP(name, inlined, outer, pixels, ...)                                                   \
     static void name(const LOCAL(strip) * s, int margin)                                           \
     {                                                                                              \
-        if (margin)                                                                                \
-            LOCAL(inlined)(__VA_ARGS__, outer, s);                                                 \
+        if ((pixels) == 7 && s->asks)                                                              \
+            LOCAL(inlined)(__VA_ARGS__, true, outer, s);                                           \
+        else if (margin)                                                                           \
+            LOCAL(inlined)(__VA_ARGS__, false, outer, s);                                          \
         else                                                                                       \
-            LOCAL(inlined)(__VA_ARGS__, 0, s);                                                     \
+            LOCAL(inlined)(__VA_ARGS__, false, 0, s);                                              \
     }
 #define OUTER(side, pixels) ((pixels) > 1 ? (side) / 2 : (side))
 #define PIXELS(side, stride, n)                                                                    \
-    STRIP(NAME(gather, side, stride, n), gather, OUTER(side, n), side, stride, n, false)           \
-    STRIP(NAME(correlate, side, stride, n), correlate, OUTER(side, n), side, stride, n)
+    STRIP(NAME(gather, side, stride, n), gather, OUTER(side, n), n, side, stride, n, false)        \
+    STRIP(NAME(correlate, side, stride, n), correlate, OUTER(side, n), n, side, stride, n)
 #define WINDOW(side, stride)                                                                       \
     PIXELS(side, stride, 7) PIXELS(side, stride, 4) PIXELS(side, stride, 2) PIXELS(side, stride, 1)
-#define FLIPPED(side, n) STRIP(NAME(flipped, side, 1, n), gather, OUTER(side, n), side, 1, n, true)
+#define FLIPPED(side, n)                                                                           \
+    STRIP(NAME(flipped, side, 1, n), gather, OUTER(side, n), n, side, 1, n, true)
 #define SPREAD(side)                                                                               \
     static void LOCAL(spread_##side)(const LOCAL(strip) * s, int margin)                           \
     {                                                                                              \
@@ -81,10 +85,10 @@ static LOCAL(strip_fn) *const LOCAL(spreads)[LOCAL(SIDES)] = {LOCAL(spread_1), L
  * Those of 3 x 3 with stride 2 share one line of five: 0.85 to 1.06 times as fast on Zen 5. */
 #if (REGISTERS) == 32
 #    define BOTH(side, stride, n)                                                                  \
-        STRIP(NAME(gather_both, side, stride, n), gather_both, OUTER(side, n), side, stride, n,    \
+        STRIP(NAME(gather_both, side, stride, n), gather_both, OUTER(side, n), n, side, stride, n, \
               false)
 #    define FLIPPED_BOTH(side, n)                                                                  \
-        STRIP(NAME(flipped_both, side, 1, n), gather_both, OUTER(side, n), side, 1, n, true)
+        STRIP(NAME(flipped_both, side, 1, n), gather_both, OUTER(side, n), n, side, 1, n, true)
 #    define LENGTHS_OF_BOTH(side, stride)                                                          \
         BOTH(side, stride, 7) BOTH(side, stride, 4) BOTH(side, stride, 2) BOTH(side, stride, 1)
 #    define SIDE_OF_BOTH(side)                                                                     \

@@ -43,31 +43,6 @@ static bool LOCAL(is_large)(const osw_depthwise *d)
     return LOCAL(size_of)(d) >= LARGE_BYTES;
 }
 
-OSW_INLINE void LOCAL(ask_pixels)(const ELEMENT *pixels, int64_t count)
-{
-    const char *bytes = (const char *)pixels;
-    for (int64_t i = 0; i < count * (int64_t)sizeof(ELEMENT); i += 64)
-        prefetch_far(bytes + i);
-}
-
-/* Bring into L2 what the strip below this one reads and writes anew: `lines` rows of `columns`, and
- * `pixels`. A strip goes from pixel to pixel for a few channels at a time, which no prefetcher of a
- * CPU follows. */
-OSW_INLINE void
-LOCAL(ask_below)(const LOCAL(strip) *s, int64_t lines, int64_t columns, int64_t pixels)
-{
-    const int64_t step = s->step, first = s->first < 0 ? 0 : s->first,
-                  rows = HAS_BOTH && s->both ? 2 : 1;
-    if (!s->asks)
-        return;
-    for (int64_t l = 1; s->lines > 0 && l <= lines * rows; l++) {
-        const ELEMENT *line = s->line[s->lines - 1].pixels + l * s->line_step;
-        LOCAL(ask_pixels)(line + first * step, columns * step);
-    }
-    for (int64_t i = rows; i < 2 * rows; i++)
-        LOCAL(ask_pixels)(s->row + i * s->row_step + s->place * step, pixels * step);
-}
-
 /* What of a window of so many columns is outside of the lines. */
 OSW_INLINE int LOCAL(margin)(const LOCAL(strip) *s, int64_t side, int64_t window)
 {
@@ -84,7 +59,9 @@ static void LOCAL(walk)(LOCAL(strip) *s,
                         LOCAL(strip_fn) *const *strips, int64_t side, int64_t stride, int64_t first,
                  int64_t lines)
 {
+    const bool asks = s->asks;
     int64_t length;
+    s->new_lines = HAS_BOTH && s->both ? 2 * lines : lines;
     for (s->place = 0; s->place < s->row_length; s->place += length) {
         s->first = first + s->place * stride;
         int which = 0, margin;
@@ -94,7 +71,10 @@ static void LOCAL(walk)(LOCAL(strip) *s,
             if (length == 1 || (length <= s->row_length - s->place && margin != LOCAL(ANY)))
                 break;
         }
-        LOCAL(ask_below)(s, lines, length * stride, length);
+        if (asks) { /* what is left of a row is not prefetched by shorter strips */
+            const int64_t rest = s->row_length - s->place;
+            s->asks = (int)(rest < 2 * length ? rest : length);
+        }
         strips[which](s, margin);
     }
 }
@@ -110,7 +90,6 @@ static void LOCAL(walk_row)(const LOCAL(strip) *row,
         const int64_t begin = phase * stride + first;
         const int64_t rest = (begin % apart + apart) % apart;
         LOCAL(strip) s = *row;
-        s.asks = row->asks && phase == 0; /* for those of all phases */
         s.row += phase * next;
         s.row_length = osw_ceil(row->row_length - phase, apart);
         s.columns = osw_ceil(osw_max_int(row->columns - rest, 0), apart);
@@ -131,7 +110,7 @@ static void LOCAL(walk_columns)(
     const int64_t most = LOCAL(lengths)[0] * d->dilation, channels = d->channels;
     s->step = d->dilation * d->width * channels;
     s->columns = from_height;
-    s->asks = false;
+    s->asks = 0;
     s->lines = 1;
     int64_t stop;
     for (int64_t row = begin; row < end; row = stop) {
@@ -209,6 +188,7 @@ OSW_INLINE void LOCAL(walk_rows)(
         find(s, d, row);
         s->row = to + row * s->row_step;
         s->both = false;
+        s->first_of_both = 0;
         if (pairs && row + 1 < end && row % height + 1 < height) {
             LOCAL(strip) below = {.lines = 0};
             find(&below, d, ++row);
@@ -308,7 +288,7 @@ static void LOCAL(walk_pairs)(LOCAL(strip) *s, LOCAL(strip_fn) *spread, int64_t 
     for (int64_t q = left / 2; 2 * q - left < s->row_length; q += pairs) {
         s->first = q - side / 2;
         s->place = 2 * q - left;
-        LOCAL(ask_below)(s, 0, 0, LOCAL(MOST_PIXELS));
+        s->asks = s->asks ? LOCAL(MOST_PIXELS) : 0;
         const int margin = LOCAL(margin)(s, side, pairs + side / 2);
         const bool inner = s->place >= 0 && s->place + 2 * pairs <= s->row_length;
         spread(s, inner || margin ? margin : LOCAL(OUTER));

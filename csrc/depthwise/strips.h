@@ -44,7 +44,8 @@ typedef struct LOCAL(strip) {
     const VALUE *taps;  /* [tall][side][channels]; gather, spread */
     const VALUE *start; /* [channels], or NULL: zero; gather */
     VALUE *sums;        /* [tall][side][channels], written by correlate */
-    bool asks;          /* for the rows ahead */
+    int asks;           /* pixels of the row below that it prefetches */
+    int64_t new_lines;  /* that are read for it, 0 if they are at hand */
     bool both;          /* rows are written, this one and the one below it: gather_both */
     int first_of_both;  /* lines [first_of_both, end_of_both) are lines of both rows, those */
     int end_of_both;    /* before them of the upper one, those behind of the lower one */
@@ -77,6 +78,29 @@ OSW_INLINE int64_t LOCAL(next)(int64_t c, int64_t channels)
 {
     const bool whole = c + VLANES >= channels || c + 2 * VLANES <= channels;
     return whole ? c + VLANES : channels - VLANES;
+}
+
+/* Bring into L2 what the strip below this one reads anew of channels c and on: a strip goes from
+ * pixel to pixel for a few channels at a time, which no prefetcher of a CPU follows. In shares,
+ * after each of the lines, because more requests at once wait for each other. */
+OSW_INLINE void
+LOCAL(ask_lines)(const LOCAL(strip) *s, const LOCAL(line) *after, const int stride, int64_t c)
+{
+    const int64_t share = after - s->line - s->first_of_both;
+    for (int64_t l = share; l < s->new_lines; l += s->lines) {
+        const ELEMENT *x =
+            s->line[s->lines - 1].pixels + (l + 1) * s->line_step + s->first * s->step + c;
+        for (int column = 0; column < s->asks * stride; column++, x += s->step)
+            prefetch_far(x);
+    }
+}
+
+/* The same of what it writes, so many rows below. */
+OSW_INLINE void LOCAL(ask_row)(const LOCAL(strip) *s, int64_t below, int64_t c)
+{
+    const ELEMENT *to = s->row + below * s->row_step + s->place * s->step + c;
+    for (int p = 0; p < s->asks; p++, to += s->step)
+        prefetch_far(to);
 }
 
 /* sums[p] += sum of taps[t] * x at p * stride + t over t, or, flipped, with the taps in reverse;
@@ -119,7 +143,7 @@ LOCAL(add_line)(const int side, const int stride, const int pixels, const bool f
  * with the taps of every line in reverse */
 OSW_INLINE void
 LOCAL(gather)(const int side, const int stride, const int pixels, const bool flipped,
-                       const int checked, const LOCAL(strip) *s)
+                       const bool asks, const int checked, const LOCAL(strip) *s)
 {
     const int64_t step = s->step, channels = s->channels, first = s->first * step;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
@@ -128,14 +152,19 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
             sums[p] = s->start ? VALUED(load)(s->start + c) : (VECTOR){0};
-        for (int l = 0; l < s->lines; l++)
-            LOCAL(
-                add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
-                     s->line[l].pixels + first + c, s->taps + s->line[l].taps + c, sums, NULL,
-                     NULL);
+        const VALUE *const taps = s->taps + c;
+        for (const LOCAL(line) *line = s->line, *const end = line + s->lines; line < end; line++) {
+            LOCAL(add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
+                     line->pixels + first + c, taps + line->taps, sums, NULL, NULL);
+            if (asks)
+                LOCAL(ask_lines)(s, line, stride, c);
+        }
+        if (asks)
+            LOCAL(ask_row)(s, 1, c);
+        ELEMENT *const row = s->row + s->place * step + c;
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
-            LOCAL(store_rounded)(s->row + (s->place + p) * step + c, sums[p]);
+            LOCAL(store_rounded)(row + p * step, sums[p]);
     }
 }
 
@@ -143,7 +172,7 @@ LOCAL(gather)(const int side, const int stride, const int pixels, const bool fli
  * order of the terms of a pixel is that of `gather`. */
 OSW_INLINE void
 LOCAL(gather_both)(const int side, const int stride, const int pixels, const bool flipped,
-                            const int checked, const LOCAL(strip) *s)
+                            const bool asks, const int checked, const LOCAL(strip) *s)
 {
     const int64_t step = s->step, channels = s->channels, first = s->first * step;
     const int low = LOCAL(low)(s), high = LOCAL(high)(s);
@@ -157,16 +186,26 @@ LOCAL(gather_both)(const int side, const int stride, const int pixels, const boo
         for (; line < s->line + s->first_of_both; line++)
             LOCAL(add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
                      line->pixels + first + c, taps + line->taps, sums, NULL, NULL);
-        for (; line < s->line + s->end_of_both; line++)
+        for (; line < s->line + s->end_of_both; line++) {
             LOCAL(
                 add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
                      line->pixels + first + c, taps + line->taps, sums, taps + line->taps_below,
                      sums_below);
-        for (; line < end; line++)
+            if (asks)
+                LOCAL(ask_lines)(s, line, stride, c);
+        }
+        for (; line < end; line++) {
             LOCAL(
                 add_line)(side, stride, pixels, flipped, checked, low, high, step, channels,
                      line->pixels + first + c, NULL, NULL, taps + line->taps_below, sums_below);
+            if (asks)
+                LOCAL(ask_lines)(s, line, stride, c);
+        }
         ELEMENT *const row = s->row + s->place * step + c;
+        if (asks) {
+            LOCAL(ask_row)(s, 2, c);
+            LOCAL(ask_row)(s, 3, c);
+        }
         OSW_UNROLL
         for (int p = 0; p < pixels; p++) {
             LOCAL(store_rounded)(row + p * step, sums[p]);
@@ -208,6 +247,7 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
                 }
             }
         }
+        LOCAL(ask_row)(s, 1, c);
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
             if (!checked || (p ? s->place + p < s->row_length : s->place >= 0))
@@ -217,8 +257,8 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
 
 /* sums[l][t] += sum of pixel p * line l at p * stride + t over p */
 OSW_INLINE void
-LOCAL(correlate)(const int side, const int stride, const int pixels, const int checked,
-                          const LOCAL(strip) *s)
+LOCAL(correlate)(const int side, const int stride, const int pixels, const bool asks,
+                          const int checked, const LOCAL(strip) *s)
 {
     const int window = (pixels - 1) * stride + side;
     const int64_t step = s->step, channels = s->channels;
@@ -256,7 +296,11 @@ LOCAL(correlate)(const int side, const int stride, const int pixels, const int c
             OSW_UNROLL
             for (int t = 0; t < side; t++)
                 VALUED(store)(to + t * channels, sums[t]);
+            if (asks)
+                LOCAL(ask_lines)(s, &s->line[l], stride, c);
         }
+        if (asks)
+            LOCAL(ask_row)(s, 1, c);
         done = c + VLANES;
     }
 }
