@@ -199,7 +199,7 @@ def _format(input: Tensor, weight: Tensor) -> torch.memory_format:
 
 def _try_kernel(input: Any, weight: Any, bias: Any, stride: Pair) -> Any:
     """The output, or NotImplemented if the kernels do not support the call, which they find out themselves."""
-    if _compiling() or reference_forced():
+    if _compiling() or reference_forced() or _is_tracing():  # whose graph would contain a look at sizes
         return NotImplemented
     try:
         if weight.numel() >= FEW_WEIGHTS and not (
@@ -208,7 +208,7 @@ def _try_kernel(input: Any, weight: Any, bias: Any, stride: Pair) -> Any:
             return NotImplemented
         if not needs_graph((input, weight, bias)):
             return _core.plain_pointwise(input, weight, bias, stride)
-        if _transforms() or _is_tracing():  # from which a Function would hide what it calls
+        if _transforms():  # from which a Function would hide what it calls
             return NotImplemented
         return _apply(input, weight, bias, stride)
     except (DeclinedError, AttributeError):
