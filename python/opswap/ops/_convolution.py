@@ -20,6 +20,7 @@ __all__ = [
     "BLOCK",
     "HALVES",
     "Pair",
+    "gives_channels_last",
     "gradient_overruns",
     "is_one",
     "library_backward",
@@ -96,7 +97,12 @@ def _overruns(input: Any, weight: Any, stride: Any) -> bool:
     if not input.shape[-3] == weight.shape[1] < BLOCK:
         return False
     batch = input.unsqueeze(0) if input.dim() == 3 else input
-    return any(suggest_memory_format(t) is torch.channels_last for t in (batch, weight))
+    return gives_channels_last(batch, weight)
+
+
+def gives_channels_last(input: Tensor, weight: Tensor) -> bool:
+    """True if torch's convolution of these 4-D tensors gives its output in channels_last: one of both suggests it."""
+    return any(suggest_memory_format(t) is torch.channels_last for t in (input, weight))
 
 
 def _picks(stride: Any) -> bool:

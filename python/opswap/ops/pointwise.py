@@ -22,7 +22,16 @@ from torch.overrides import handle_torch_function, has_torch_function
 from opswap import _core
 from opswap._torch import constant_in_graphs, functorch_active
 
-from ._convolution import Pair, gradient_overruns, is_one, library_backward, pair, strided_conv2d, taps_of
+from ._convolution import (
+    Pair,
+    gives_channels_last,
+    gradient_overruns,
+    is_one,
+    library_backward,
+    pair,
+    strided_conv2d,
+    taps_of,
+)
 from ._convolution_operator import ConvolutionOperator
 from ._function import (
     DeclinedError,
@@ -172,7 +181,10 @@ class PointwiseConv2d(Function):
         if not _grad_enabled() and not _compiling() and not reference_forced():
             gradients = _core.plain_pointwise_backward(grad_output, input, weight, stride, *mask)
             if gradients is NotImplemented and plain_cpu((grad_output, input, weight)):
-                dense = grad_output.contiguous(memory_format=_format(input, weight))
+                last = gives_channels_last(input, weight)
+                dense = grad_output.contiguous(
+                    memory_format=torch.channels_last if last else torch.contiguous_format
+                )
                 gradients = _core.plain_pointwise_backward(dense, input, weight, stride, *mask)
             if gradients is not NotImplemented:
                 count_kernel(_NAME_BACKWARD)
@@ -189,12 +201,6 @@ _operator = ConvolutionOperator(
     _core.plain_pointwise,
     _core.plain_pointwise_backward,
 )
-
-
-def _format(input: Tensor, weight: Tensor) -> torch.memory_format:
-    """The memory format of the output, as torch decides it."""
-    last = any(suggest_memory_format(t) is torch.channels_last for t in (input, weight))
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def _try_kernel(input: Any, weight: Any, bias: Any, stride: Pair) -> Any:
