@@ -59,7 +59,6 @@ static void LOCAL(walk)(LOCAL(strip) *s,
                         LOCAL(strip_fn) *const *strips, int64_t side, int64_t stride, int64_t first,
                  int64_t lines)
 {
-    const bool asks = s->asks;
     int64_t length;
     s->new_lines = HAS_BOTH && s->both ? 2 * lines : lines;
     for (s->place = 0; s->place < s->row_length; s->place += length) {
@@ -71,10 +70,8 @@ static void LOCAL(walk)(LOCAL(strip) *s,
             if (length == 1 || (length <= s->row_length - s->place && margin != LOCAL(ANY)))
                 break;
         }
-        if (asks) { /* what is left of a row is not prefetched by shorter strips */
-            const int64_t rest = s->row_length - s->place;
-            s->asks = (int)(rest < 2 * length ? rest : length);
-        }
+        const int64_t rest = s->row_length - s->place; /* for which shorter strips do not ask */
+        s->pixels_ahead = (int)(rest < 2 * length ? rest : length);
         strips[which](s, margin);
     }
 }
@@ -110,7 +107,7 @@ static void LOCAL(walk_columns)(
     const int64_t most = LOCAL(lengths)[0] * d->dilation, channels = d->channels;
     s->step = d->dilation * d->width * channels;
     s->columns = from_height;
-    s->asks = 0;
+    s->asks = false;
     s->lines = 1;
     int64_t stop;
     for (int64_t row = begin; row < end; row = stop) {
@@ -285,10 +282,10 @@ KERNEL(depthwise_grad_weight)(const osw_depthwise *d, int64_t begin, int64_t end
 static void LOCAL(walk_pairs)(LOCAL(strip) *s, LOCAL(strip_fn) *spread, int64_t side, int64_t left)
 {
     const int64_t pairs = LOCAL(MOST_PIXELS) / 2;
+    s->pixels_ahead = LOCAL(MOST_PIXELS);
     for (int64_t q = left / 2; 2 * q - left < s->row_length; q += pairs) {
         s->first = q - side / 2;
         s->place = 2 * q - left;
-        s->asks = s->asks ? LOCAL(MOST_PIXELS) : 0;
         const int margin = LOCAL(margin)(s, side, pairs + side / 2);
         const bool inner = s->place >= 0 && s->place + 2 * pairs <= s->row_length;
         spread(s, inner || margin ? margin : LOCAL(OUTER));

@@ -44,7 +44,8 @@ typedef struct LOCAL(strip) {
     const VALUE *taps;  /* [tall][side][channels]; gather, spread */
     const VALUE *start; /* [channels], or NULL: zero; gather */
     VALUE *sums;        /* [tall][side][channels], written by correlate */
-    int asks;           /* pixels of the row below that it prefetches */
+    bool asks;          /* for the row below it */
+    int pixels_ahead;   /* of that row that it asks for */
     int64_t new_lines;  /* that are read for it, 0 if they are at hand */
     bool both;          /* rows are written, this one and the one below it: gather_both */
     int first_of_both;  /* lines [first_of_both, end_of_both) are lines of both rows, those */
@@ -90,7 +91,7 @@ LOCAL(ask_lines)(const LOCAL(strip) *s, const LOCAL(line) *after, const int stri
     for (int64_t l = share; l < s->new_lines; l += s->lines) {
         const ELEMENT *x =
             s->line[s->lines - 1].pixels + (l + 1) * s->line_step + s->first * s->step + c;
-        for (int column = 0; column < s->asks * stride; column++, x += s->step)
+        for (int column = 0; column < s->pixels_ahead * stride; column++, x += s->step)
             prefetch_far(x);
     }
 }
@@ -99,7 +100,7 @@ LOCAL(ask_lines)(const LOCAL(strip) *s, const LOCAL(line) *after, const int stri
 OSW_INLINE void LOCAL(ask_row)(const LOCAL(strip) *s, int64_t below, int64_t c)
 {
     const ELEMENT *to = s->row + below * s->row_step + s->place * s->step + c;
-    for (int p = 0; p < s->asks; p++, to += s->step)
+    for (int p = 0; p < s->pixels_ahead; p++, to += s->step)
         prefetch_far(to);
 }
 
@@ -247,7 +248,8 @@ OSW_INLINE void LOCAL(spread)(const int side, const int checked, const LOCAL(str
                 }
             }
         }
-        LOCAL(ask_row)(s, 1, c);
+        if (s->asks)
+            LOCAL(ask_row)(s, 1, c);
         OSW_UNROLL
         for (int p = 0; p < pixels; p++)
             if (!checked || (p ? s->place + p < s->row_length : s->place >= 0))
