@@ -64,6 +64,47 @@ def test_public_function(dtype: torch.dtype, arguments: tuple[Any, ...]) -> None
 
 
 @pytest.mark.usefixtures("served")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("taps", "stride", "dilation"),
+    [((3, 3), 1, 1), ((3, 3), 2, 1), ((5, 5), 2, 1), ((5, 5), 1, 2), ((1, 5), 1, 1)],
+)
+def test_a_large_batch_has_the_bits_of_its_images(
+    dtype: torch.dtype, taps: tuple[int, int], stride: int, dilation: int
+) -> None:
+    """Copies of the kernels prefetch rows, from a size on that depends on the CPU: 42 MB at most, 1 MB at least."""
+    count = 640 // dtype.itemsize
+    x = torch.randn(count, 24, 40, 41).to(dtype).contiguous(memory_format=LAST).requires_grad_()
+    w = torch.randn(24, 1, *taps).to(dtype).requires_grad_()
+    window = (None, stride, tuple(t // 2 * dilation for t in taps), dilation)
+    output = F.depthwise_conv2d(x, w, *window)
+    grad = torch.randn_like(output)
+    of_input, of_weight = torch.autograd.grad(output, (x, w), grad)
+    for i in range(count):
+        image = x[i : i + 1].detach().requires_grad_()
+        alone = F.depthwise_conv2d(image, w, *window)
+        assert torch.equal(alone[0], output[i])
+        assert torch.equal(torch.autograd.grad(alone, image, grad[i : i + 1])[0][0], of_input[i])
+    exact = [t.detach().double() for t in (x, w, grad)]
+    expected = torch.ops.aten.convolution_backward(
+        exact[2],
+        *exact[:2],
+        None,
+        [stride] * 2,
+        window[2],
+        [dilation] * 2,
+        False,
+        [0, 0],
+        24,
+        [False, True, False],
+    )[1]
+    # Sums of 160,000 products and more, some 500 each; those of bfloat16 are rounded to eight bits.
+    torch.testing.assert_close(
+        of_weight.double(), expected, rtol=0, atol=0.05 if dtype is torch.float32 else 8
+    )
+
+
+@pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("frozen", range(1, 8))
 def test_frozen_parts(frozen: int) -> None:
     """Only what asks for a gradient gets one."""
