@@ -9,6 +9,7 @@
 
 int64_t osw_prefetch_ahead;
 int64_t osw_prefetch_strips_bytes = 1 << 20;
+int64_t osw_prefetch_strips_back_bytes = 1 << 20;
 int64_t osw_prefetch_windows_bytes = 1 << 20;
 int64_t osw_stream_bytes;
 int64_t osw_stream_batch_bytes;
@@ -34,14 +35,17 @@ void osw_prefetch_detect(void)
         return;
     if (memcmp(vendor, "GenuineIntel", sizeof vendor) == 0) {
         osw_prefetch_ahead = 2048;
-        osw_prefetch_strips_bytes = 42 << 20;
-        osw_prefetch_windows_bytes = 42 << 20;
+        osw_prefetch_strips_bytes = 18 << 20;
+        osw_prefetch_strips_back_bytes = 12 << 20;
+        osw_prefetch_windows_bytes = 8 << 20;
         osw_stream_batch_bytes = 8 << 20;
     }
     if (memcmp(vendor, "AuthenticAMD", sizeof vendor) == 0) {
         osw_stream_bytes = 8 << 20;
-        if (family() >= ZEN5)
-            osw_prefetch_strips_bytes = 16 << 20;
+        if (family() >= ZEN5) {
+            osw_prefetch_strips_bytes = 13 << 20;
+            osw_prefetch_strips_back_bytes = 10 << 20;
+        }
     }
 #endif
 }

@@ -12,14 +12,18 @@ extern int64_t osw_prefetch_ahead;
 
 /* Bytes of input and output from which on the forward of a depthwise convolution prefetches the
  * rows below its strips; 0: always. Measured on AMD Zen 4: from 1 MB on gains 10 to 50 %; on Zen 5:
- * below 16 MB loses 2 to 27 % (1x5 gains 18 %), beyond gains 10 to 50 %; on an Intel Xeon with AMX:
- * up to 40 MB loses 5 to 25 %, from 44 to 300 MB gains 10 to 50 %. Backwards gain on all from 1 MB
- * on. */
+ * below 13 MB loses 2 to 27 % (1x5 gains 18 %), beyond gains 10 to 50 %; on an Intel Xeon (Emerald
+ * Rapids): below 18 MB loses 5 to 22 % in 16 bits, gains 0 to 10 % in 32, beyond gains 8 to 43 %.
+ */
 extern int64_t osw_prefetch_strips_bytes;
+
+/* The same for its backward. Measured: on Zen 4 gains from 1 MB on, on Zen 5 from 10 MB on; on that
+ * Xeon below 12 MB loses 5 to 22 %, beyond gains 3 to 65 %. */
+extern int64_t osw_prefetch_strips_back_bytes;
 
 /* Bytes of input from which on an average over windows in channels_last prefetches the next window,
  * and the backward of a joined max pool what it gathers. Measured on AMD Zen 5, 1 to 50 MB: gains 2
- * to 50 %. Not measured on Intel: as strips there. */
+ * to 50 %; on an Intel Xeon (Emerald Rapids): below 8 MB -5 to 9 %, beyond gains 0 to 25 %. */
 extern int64_t osw_prefetch_windows_bytes;
 
 /* Outputs of at least so many bytes are written around the caches; 0: none are. Measured on 8 to

@@ -53,6 +53,7 @@
 #    define OSW_NOT_UNROLLED OSW_PRAGMA(GCC unroll 1)
 #endif
 
-#define OSW_INLINE static inline __attribute__((always_inline))
+#define OSW_INLINE  static inline __attribute__((always_inline))
+#define OSW_OUTLINE static __attribute__((noinline))
 
 #endif

@@ -10,8 +10,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { LARGE_BYTES = 1 << 20 };
-
 /* The kernels of the tier below, for what `leaves` contains. */
 static osw_depthwise_fn *below[OSW_DEPTHWISE_COUNT];
 

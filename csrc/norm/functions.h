@@ -50,9 +50,7 @@ OSW_INLINE vf32 softplus(vf32 z, vf32 beta, vf32 threshold)
     return select_f32(u > threshold, z, grown / beta);
 }
 
-/* A function of a vector that the loops of kernels call: every one is compiled once per tier. */
-#define OSW_OUTLINE static __attribute__((noinline))
-
+/* Functions of a vector that the loops of kernels call: every one is compiled once per tier. */
 OSW_OUTLINE vf32 activate_called(vf32 z, const osw_activation *activation)
 {
     const vf32 a = set1_f32((float)activation->a), b = set1_f32((float)activation->b);

@@ -35,6 +35,7 @@ void driver_case(driver *d, const char *variant, const char *format, ...)
     driver_give_back(d);
     osw_prefetch_ahead = driver_below(2) ? 2048 : 0; /* as on CPUs of Intel, or not */
     osw_prefetch_strips_bytes = driver_below(2) ? 0 : INT64_MAX;
+    osw_prefetch_strips_back_bytes = driver_below(2) ? 0 : INT64_MAX;
     snprintf(d->variant, sizeof d->variant, "%s", variant);
     va_list arguments;
     va_start(arguments, format);

@@ -97,7 +97,7 @@ def is_number(node: ast.expr) -> bool:
 def selection_of(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     """(x, mask) of x[mask], x.masked_select(mask) and torch.masked_select(x, mask)."""
     if isinstance(node, ast.Subscript) and not (
-        isinstance(node.slice, (ast.Slice, ast.Tuple)) or is_constant(node.slice)
+        isinstance(node.slice, (ast.Slice, ast.Tuple)) or is_constant(node.slice) or _is_list(node.slice)
     ):
         return node.value, node.slice
     call = call_of(node)
@@ -159,10 +159,15 @@ def masks_are_known(statement: ast.stmt) -> bool:
     return len(indices) < 2 or all(indices.values())
 
 
+def _is_list(node: ast.expr) -> bool:
+    """True for lists that are written out: of indices, or of as many bools in each step."""
+    return isinstance(node, (ast.List, ast.ListComp))
+
+
 def _is_plain_index(node: ast.expr) -> bool:
-    """True for numbers and slices, which select a fixed number of elements."""
+    """True for numbers, slices and lists, which select as many elements as the text says."""
     parts = node.elts if isinstance(node, ast.Tuple) else [node]
-    return all(isinstance(part, ast.Slice) or is_constant(part) for part in parts)
+    return all(isinstance(part, ast.Slice) or is_constant(part) or _is_list(part) for part in parts)
 
 
 def _is_mask(node: ast.expr) -> bool:
