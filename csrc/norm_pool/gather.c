@@ -3,12 +3,13 @@
 
 #include "core/ints.h"
 #include "core/prefetch.h"
+#include "core/target.h"
 #include "pool/window.h"
 
 #include <assert.h>
 
-/* Bytes between a window and what is prefetched meanwhile, some rows below it. On Zen 5, 24 x 112 x
- * 112, 32 images: pixels take 0.45 of the time, planes 0.65; windows nearer by gain less. */
+/* Bytes between a window of planes and what is prefetched meanwhile, some rows below it. On Zen 5,
+ * 24 x 112 x 112, 32 images, it takes 0.65 of the time; windows nearer by gain less. */
 enum { AHEAD = 12 << 10, LINE = 64 };
 
 /* `bytes` of each row of the window that begins here, so many bytes further on. */
@@ -18,6 +19,18 @@ static inline void ask_ahead(const osw_gather *gather, const void *window, int64
     const int64_t row = h->dilation * w->input * gather->channels * gather->bytes;
     const char *at = (const char *)window + AHEAD;
     for (int64_t y = 0; y < h->kernel; y++, at += row)
+        for (int64_t i = 0; i < bytes; i += LINE)
+            __builtin_prefetch(at + i);
+}
+
+/* The same, of pixels, of the rows that the window below reads anew: a line is asked for once. On an
+ * Intel Xeon 0.84 to 1.0 of the time of the above in float32, alike in 16 bits. */
+static inline void ask_below(const osw_gather *gather, const void *window, int64_t bytes)
+{
+    const osw_pool_dim *h = &gather->pool->dims[HEIGHT], *w = &gather->pool->dims[WIDTH];
+    const int64_t row = w->input * gather->channels * gather->bytes;
+    const char *at = (const char *)window + ((h->kernel - 1) * h->dilation + 1) * row;
+    for (int64_t y = 0; y < h->stride; y++, at += row)
         for (int64_t i = 0; i < bytes; i += LINE)
             __builtin_prefetch(at + i);
 }
@@ -45,28 +58,40 @@ void osw_gather_start(osw_gather *gather, const osw_pool *pool, const void *x, i
 /* `count` positions of a row; start: the element of channel 0 that the first tap of the first
  * window names, which may lie before the image; step: from window to window. */
 #define GATHER(name, type)                                                                         \
-    static void name(const osw_gather *gather, const uint8_t *offsets, int64_t start,              \
-                     int64_t step, int64_t count, void *to)                                        \
+    OSW_INLINE void name##_pixels(const osw_gather *gather, const uint8_t *offsets, int64_t start, \
+                                  int64_t step, int64_t count, type *out, const bool asks)         \
     {                                                                                              \
         const type *const x = gather->x;                                                           \
         const int64_t channels = gather->channels, bytes = step * (int64_t)sizeof *x;              \
         const uint64_t elements = (uint64_t)gather->elements;                                      \
-        type *out = to;                                                                            \
-        if (gather->asks && channels == 1)                                                         \
-            ask_ahead(gather, x + start, count * bytes);                                           \
-        for (int64_t i = 0; channels == 1 && i < count; i++, start += step) {                      \
-            const uint64_t at = (uint64_t)(start + gather->distance[offsets[i]]);                  \
-            out[i] = x[at < elements ? at : 0];                                                    \
-        }                                                                                          \
-        if (channels == 1)                                                                         \
-            return;                                                                                \
         for (int64_t i = 0; i < count; i++, start += step) {                                       \
-            if (gather->asks)                                                                      \
-                ask_ahead(gather, x + start, bytes);                                               \
+            if (asks)                                                                              \
+                ask_below(gather, x + start, bytes);                                               \
             for (int64_t c = 0; c < channels; c++) {                                               \
                 const uint64_t at = (uint64_t)(start + c + gather->distance[*offsets++]);          \
                 *out++ = x[at < elements ? at : 0];                                                \
             }                                                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    static void name(const osw_gather *gather, const uint8_t *offsets, int64_t start,              \
+                     int64_t step, int64_t count, void *to)                                        \
+    {                                                                                              \
+        const type *const x = gather->x;                                                           \
+        const uint64_t elements = (uint64_t)gather->elements;                                      \
+        type *out = to;                                                                            \
+        if (gather->channels > 1 && gather->asks) {                                                \
+            name##_pixels(gather, offsets, start, step, count, out, true);                         \
+            return;                                                                                \
+        }                                                                                          \
+        if (gather->channels > 1) {                                                                \
+            name##_pixels(gather, offsets, start, step, count, out, false);                        \
+            return;                                                                                \
+        }                                                                                          \
+        if (gather->asks)                                                                          \
+            ask_ahead(gather, x + start, count * step * (int64_t)sizeof *x);                       \
+        for (int64_t i = 0; i < count; i++, start += step) {                                       \
+            const uint64_t at = (uint64_t)(start + gather->distance[offsets[i]]);                  \
+            out[i] = x[at < elements ? at : 0];                                                    \
         }                                                                                          \
     }
 
