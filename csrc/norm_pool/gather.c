@@ -23,8 +23,8 @@ static inline void ask_ahead(const osw_gather *gather, const void *window, int64
             __builtin_prefetch(at + i);
 }
 
-/* The same, of pixels, of the rows that the window below reads anew: a line is asked for once. On an
- * Intel Xeon 0.84 to 1.0 of the time of the above in float32, alike in 16 bits. */
+/* The same, of pixels, of the rows that the window below reads anew: a line is asked for once. On
+ * an Intel Xeon 0.84 to 1.0 of the time of the above in float32, alike in 16 bits. */
 static inline void ask_below(const osw_gather *gather, const void *window, int64_t bytes)
 {
     const osw_pool_dim *h = &gather->pool->dims[HEIGHT], *w = &gather->pool->dims[WIDTH];
