@@ -72,7 +72,7 @@ def test_public_function(dtype: torch.dtype, arguments: tuple[Any, ...]) -> None
 def test_a_large_batch_has_the_bits_of_its_images(
     dtype: torch.dtype, taps: tuple[int, int], stride: int, dilation: int
 ) -> None:
-    """Copies of the kernels prefetch rows, from a size on that depends on the CPU: 42 MB at most, 1 MB at least."""
+    """Copies of the kernels prefetch rows, from a size on that depends on the CPU: 18 MB at most, 1 MB at least."""
     count = 640 // dtype.itemsize
     x = torch.randn(count, 24, 40, 41).to(dtype).contiguous(memory_format=LAST).requires_grad_()
     w = torch.randn(24, 1, *taps).to(dtype).requires_grad_()
